@@ -1,0 +1,79 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pressly/goose/v3"
+
+	"agentrelay/migrations"
+)
+
+// SchemaError says that the database was written by a newer binary.
+type SchemaError struct {
+	Database int64 // the schema the database has
+	Binary   int64 // the newest schema this binary knows
+}
+
+func (e *SchemaError) Error() string {
+	return fmt.Sprintf("the database has schema %d, this gateway knows up to %d: run the newer gateway, or restore the backup made before the upgrade", e.Database, e.Binary)
+}
+
+func migrate(ctx context.Context, db *sql.DB, o Options) error {
+	return migrateFS(ctx, db, o, migrations.FS)
+}
+
+func migrateFS(ctx context.Context, db *sql.DB, o Options, files fs.FS) error {
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, files)
+	if err != nil {
+		return fmt.Errorf("reading the migrations: %w", err)
+	}
+	have, want, err := p.GetVersions(ctx)
+	if err != nil {
+		return fmt.Errorf("reading the schema version: %w", err)
+	}
+	if have > want {
+		return &SchemaError{Database: have, Binary: want}
+	}
+	if have == want {
+		return nil
+	}
+	if have > 0 {
+		if err := backupBefore(ctx, db, o, have, want); err != nil {
+			return err
+		}
+	}
+	results, err := p.Up(ctx)
+	if err != nil {
+		var partial *goose.PartialError
+		if errors.As(err, &partial) && partial.Failed != nil {
+			return fmt.Errorf("migration %d failed, the database stays at the step before it: %w", partial.Failed.Source.Version, err)
+		}
+		return fmt.Errorf("migrating from schema %d to %d: %w", have, want, err)
+	}
+	o.Log.Info("schema migrated", "from", have, "to", want, "steps", len(results))
+	return nil
+}
+
+// backupBefore copies the database as it is before a migration. The copy is
+// consistent because VACUUM INTO reads one snapshot.
+func backupBefore(ctx context.Context, db *sql.DB, o Options, from, to int64) error {
+	dir := filepath.Join(o.Dir, "backups")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("making the backup directory: %w", err)
+	}
+	path := filepath.Join(dir, fmt.Sprintf("before-schema-%d-%s.db", to, o.Now().UTC().Format("20060102T150405.000Z")))
+	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
+		return fmt.Errorf("backing up before the migration from schema %d: %w", from, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return fmt.Errorf("making the backup private: %w", err)
+	}
+	o.Log.Info("backup written before migrating", "file", filepath.Base(path), "from", from, "to", to)
+	return nil
+}

@@ -1,0 +1,156 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"modernc.org/sqlite"
+)
+
+// Querier reads. Both a write transaction and a read transaction are one, so a
+// domain writes each query once.
+type Querier interface {
+	// QueryRow runs a query for at most one row; Scan reports sql.ErrNoRows
+	// when there is none.
+	QueryRow(query string, args ...any) Scanner
+	// Query runs a query and calls each for every row, until each returns an
+	// error. The rows are closed when Query returns.
+	Query(each func(Scanner) error, query string, args ...any) error
+}
+
+// Scanner copies the columns of a row.
+type Scanner interface{ Scan(dest ...any) error }
+
+// Tx is the transaction of one function of the write queue. It is valid only
+// until that function returns.
+type Tx struct {
+	ctx   context.Context
+	conn  *sql.Conn
+	now   time.Time
+	hooks []func()
+	// broken is the first error after which SQLite may have rolled the whole
+	// transaction back by itself. From then on nothing more may run on it.
+	broken error
+}
+
+// Now is the time of the function: one value however often it asks, in whole
+// milliseconds UTC.
+func (tx *Tx) Now() time.Time { return tx.now }
+
+// AfterCommit calls f once the transaction is on disk, before the caller of
+// [Write] is answered. It is not called for a transaction that failed. f must
+// be quick and must not use the store.
+func (tx *Tx) AfterCommit(f func()) { tx.hooks = append(tx.hooks, f) }
+
+// Exec runs a statement and returns the number of rows it changed.
+func (tx *Tx) Exec(query string, args ...any) (int64, error) {
+	if tx.broken != nil {
+		return 0, tx.broken
+	}
+	res, err := tx.conn.ExecContext(tx.ctx, query, args...)
+	if err != nil {
+		return 0, tx.note(err)
+	}
+	n, err := res.RowsAffected()
+	return n, tx.note(err)
+}
+
+// QueryRow implements [Querier].
+func (tx *Tx) QueryRow(query string, args ...any) Scanner {
+	return row{tx: tx, query: query, args: args}
+}
+
+// Query implements [Querier].
+func (tx *Tx) Query(each func(Scanner) error, query string, args ...any) error {
+	if tx.broken != nil {
+		return tx.broken
+	}
+	rows, err := tx.conn.QueryContext(tx.ctx, query, args...)
+	if err != nil {
+		return tx.note(err)
+	}
+	return tx.note(scanAll(rows, each))
+}
+
+type row struct {
+	tx    *Tx
+	query string
+	args  []any
+}
+
+func (r row) Scan(dest ...any) error {
+	if r.tx.broken != nil {
+		return r.tx.broken
+	}
+	return r.tx.note(r.tx.conn.QueryRowContext(r.tx.ctx, r.query, r.args...).Scan(dest...))
+}
+
+func (tx *Tx) note(err error) error {
+	if tx.broken == nil && mayAbort(err) {
+		tx.broken = err
+	}
+	return err
+}
+
+// mayAbort reports whether SQLite may have rolled back the whole transaction
+// because of err (https://sqlite.org/lang_transaction.html, section 3.2), or
+// whether the connection itself is in doubt.
+func mayAbort(err error) bool {
+	if err == nil {
+		return false
+	}
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return errors.Is(err, sql.ErrConnDone) || errors.Is(err, context.Canceled)
+	}
+	switch e.Code() & 0xff {
+	case 1, 19, 20, 25: // ERROR, CONSTRAINT, MISMATCH, RANGE: the statement alone failed
+		return false
+	}
+	return true
+}
+
+// Reader is a read transaction: every query of one function sees the same
+// snapshot.
+type Reader struct {
+	ctx context.Context
+	tx  *sql.Tx
+}
+
+// QueryRow implements [Querier].
+func (r *Reader) QueryRow(query string, args ...any) Scanner {
+	return r.tx.QueryRowContext(r.ctx, query, args...)
+}
+
+// Query implements [Querier].
+func (r *Reader) Query(each func(Scanner) error, query string, args ...any) error {
+	rows, err := r.tx.QueryContext(r.ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	return scanAll(rows, each)
+}
+
+// Read calls fn with a read transaction. It ends with ctx. fn must not keep the
+// Reader, and must not wait for anything else while it runs: a long read keeps
+// the write-ahead log from shrinking.
+func Read(ctx context.Context, s *Store, fn func(*Reader) error) error {
+	tx, err := s.reader.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	return fn(&Reader{ctx, tx})
+}
+
+func scanAll(rows *sql.Rows, each func(Scanner) error) error {
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
