@@ -1,0 +1,234 @@
+// Package config owns the gateway's config file: its keys, their defaults, the
+// rules a value must follow, and the places where the file and the state
+// directory lie when nobody says otherwise.
+//
+// It promises that a [Config] from [Load] has passed every rule, that its local
+// paths are absolute and clean, that a bad file is answered with all of its
+// problems at once (key, line, what to write instead), and that no value that
+// could be a secret appears in a problem. The config holds no secret itself:
+// secrets are named by file or by environment variable.
+//
+// It leaves to others what the values mean: it opens no socket, reads no secret
+// and does not ask whether a directory exists.
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"strconv"
+)
+
+// DefaultPort is where the gateway listens on loopback.
+const DefaultPort = 6768
+
+// Config is the config file of the gateway. Every key is optional.
+type Config struct {
+	// The address of the JSON Schema of this file, for editors. The gateway does not read it.
+	Schema string `json:"$schema,omitempty"`
+	// The address under which clients reach this gateway: an https origin without a path, such as https://gateway.example.com. For clients on this machine alone it may be http://127.0.0.1:<port> or http://localhost:<port>, and http://127.0.0.1:<port> is the default. Clients are given this address with /mcp behind it.
+	PublicBaseURL string `json:"publicBaseUrl" jsonschema:"pattern=^https?://[^/?#]+/?$"`
+	// The port to listen on, on loopback only: an HTTPS proxy of yours stands in front of it.
+	Port int `json:"port" jsonschema:"minimum=1,maximum=65535,default=6768"`
+	// Whether all authorised clients share one directory of peers, one mailbox and all other state. With false each OAuth client has a domain of its own and can't reach the others.
+	SharedOwner bool `json:"sharedOwner" jsonschema:"default=false"`
+	// The directory of the database, the lock and the keys, mode 0700, on a local disk. The default is $XDG_STATE_HOME/agent-relay, else ~/.local/state/agent-relay.
+	StateDir string `json:"stateDir"`
+	// The file with the owner's password, mode 0600. The default is owner.json in the state directory.
+	OwnerTokenFile string `json:"ownerTokenFile"`
+
+	// Who may log in with OAuth.
+	OAuth OAuth `json:"oauth"`
+	// The mailbox of the peers.
+	Mailbox Mailbox `json:"mailbox"`
+	// The groups of tools that clients see. A change is read at the next start, and clients see it after they refresh their list of tools.
+	Tools Tools `json:"tools"`
+
+	// Addresses (10.0.0.7) or networks (10.0.0.0/8) of reverse proxies whose X-Forwarded-For header is believed. The default is this machine.
+	TrustedProxies []string `json:"trustedProxies"`
+	// Web origins, besides the gateway's own and those of its clients, whose pages may call it from a browser, such as https://inspector.example.com.
+	AllowedOrigins []string `json:"allowedOrigins"`
+	// Host names, besides that of publicBaseUrl and those of this machine, under which requests are answered. Without scheme and port.
+	AllowedHosts []string `json:"allowedHosts"`
+
+	// The record of what was done, by which client.
+	Audit Audit `json:"audit"`
+	// The database.
+	Store Store `json:"store"`
+	// The rules for connections from the gateway to the internet.
+	Safedial Safedial `json:"safedial"`
+	// The log on standard error.
+	Log Log `json:"log"`
+
+	// The address of the local Paseo daemon.
+	UpstreamURL string `json:"upstreamUrl,omitempty"`
+	// The Paseo command. Not needed any more: the gateway speaks to the daemon itself.
+	PaseoCommand string `json:"paseoCommand,omitempty"`
+	// The directories of this machine in which agents may be given work.
+	AllowedRoots []string `json:"allowedRoots"`
+	// The projects of this machine whose files and commands clients may use.
+	Direct Direct `json:"direct"`
+	// Further machines, reached over SSH.
+	Hosts []Host `json:"hosts"`
+	// Webhooks that wake a peer when it has mail.
+	PeerWakeTargets []WakeTarget `json:"peerWakeTargets"`
+
+	proxies []netip.Prefix
+}
+
+// OAuth is the "oauth" key.
+type OAuth struct {
+	// Redirect addresses that clients may use besides those of the known clients and loopback: exact, or ending the path in one {id} segment, such as https://app.example.com/oauth/{id}.
+	Redirects []string `json:"redirects"`
+}
+
+// Mailbox is the "mailbox" key.
+type Mailbox struct {
+	// How many messages may be sent in an hour.
+	Limits Limits `json:"limits"`
+}
+
+// Limits bounds how many messages are sent in an hour, so that two agents that
+// answer each other for ever are stopped.
+type Limits struct {
+	// From one peer to one other in an hour; 0 is no limit.
+	PairPerHour int `json:"pairPerHour" jsonschema:"minimum=0,maximum=1000000,default=60"`
+	// By all peers of an owner in an hour; 0 is no limit.
+	OwnerPerHour int `json:"ownerPerHour" jsonschema:"minimum=0,maximum=1000000,default=600"`
+}
+
+// Tools is the "tools" key.
+type Tools struct {
+	// The seven tools of the peer mailbox.
+	Mailbox bool `json:"mailbox" jsonschema:"default=true"`
+	// The tools for files and commands.
+	Direct bool `json:"direct" jsonschema:"default=true"`
+	// The tools that dispatch work to agents.
+	Agents bool `json:"agents" jsonschema:"default=true"`
+	// The tools of paired devices.
+	Devices bool `json:"devices" jsonschema:"default=true"`
+}
+
+// Audit is the "audit" key.
+type Audit struct {
+	// After how many days an entry is removed.
+	KeepDays int `json:"keepDays" jsonschema:"minimum=1,maximum=36500,default=365"`
+}
+
+// Store is the "store" key.
+type Store struct {
+	// Whether the state directory may lie on a network file system, where a crash or a second machine can damage the database.
+	AllowNetworkFilesystem bool `json:"allowNetworkFilesystem" jsonschema:"default=false"`
+}
+
+// Safedial is the "safedial" key.
+type Safedial struct {
+	// Whether the gateway may connect to this machine when a client names an address, and over http. For tests only.
+	AllowLoopback bool `json:"allowLoopback" jsonschema:"default=false"`
+}
+
+// Log is the "log" key.
+type Log struct {
+	// The least important line that is written.
+	Level string `json:"level" jsonschema:"enum=debug,enum=info,enum=warn,enum=error,default=info"`
+	// The form of a line. Without it: text on a terminal, else json.
+	Format string `json:"format,omitempty" jsonschema:"enum=text,enum=json"`
+}
+
+// Direct is the "direct" key of the config and of a host.
+type Direct struct {
+	// At most 64 projects.
+	Projects []Project `json:"projects" jsonschema:"maxItems=64"`
+}
+
+// Project is a directory whose files and commands clients may use.
+type Project struct {
+	// The name that clients use for it.
+	ID string `json:"id" jsonschema:"required,pattern=^[A-Za-z0-9][A-Za-z0-9_-]{0\\,63}$"`
+	// What people read. The default is the id.
+	Name string `json:"name" jsonschema:"maxLength=100"`
+	// The directory, absolute.
+	Path string `json:"path" jsonschema:"required"`
+	// Whether files may be read.
+	Read bool `json:"read" jsonschema:"default=true"`
+	// Whether files may be written.
+	Write bool `json:"write" jsonschema:"default=false"`
+	// Which commands may run: none, those in commands, or any.
+	CommandMode string `json:"commandMode" jsonschema:"enum=disabled,enum=registered,enum=full,default=disabled"`
+	// The commands of the registered mode.
+	Commands []Command `json:"commands" jsonschema:"maxItems=64"`
+}
+
+func (p *Project) setDefaults() {
+	*p = Project{Read: true, CommandMode: "disabled", Commands: []Command{}}
+}
+
+// Command is one registered command of a project.
+type Command struct {
+	// The name that clients use for it.
+	Name string `json:"name" jsonschema:"required,pattern=^[A-Za-z0-9][A-Za-z0-9_-]{0\\,63}$"`
+	// The program and its arguments.
+	Argv []string `json:"argv" jsonschema:"required,minItems=1,maxItems=64"`
+}
+
+// Host is a machine that the gateway reaches over SSH.
+type Host struct {
+	// The name that clients use for it; local and mac are this machine.
+	ID string `json:"id" jsonschema:"required,pattern=^[a-z][a-z0-9_-]{0\\,31}$"`
+	// What people read.
+	Name string `json:"name" jsonschema:"required,minLength=1,maxLength=80"`
+	// How it is reached.
+	Transport string `json:"transport" jsonschema:"required,enum=ssh"`
+	// Where it is: ssh://[user@]host[:port][?daemonPort=n]. The host may be a name from ~/.ssh/config.
+	Target string `json:"target" jsonschema:"required,maxLength=400,pattern=^ssh://"`
+	// The directories of that machine in which agents may be given work.
+	AllowedRoots []string `json:"allowedRoots" jsonschema:"required,minItems=1,maxItems=128"`
+	// A private directory on that machine for the gateway's worker.
+	RemoteStateDir string `json:"remoteStateDir" jsonschema:"required,pattern=^/"`
+	// Not needed any more: nothing runs under Node there.
+	NodeCommand string `json:"nodeCommand,omitempty"`
+	// The projects of that machine whose files and commands clients may use.
+	Direct Direct `json:"direct"`
+}
+
+func (h *Host) setDefaults() {
+	*h = Host{AllowedRoots: []string{}, Direct: Direct{Projects: []Project{}}}
+}
+
+// WakeTarget is a webhook that wakes one peer.
+type WakeTarget struct {
+	// Whose peer it is: local-owner:shared, or local-owner:<clientId>.
+	Owner string `json:"owner" jsonschema:"required,pattern=^local-owner:.+$"`
+	// The peer.
+	PeerID string `json:"peerId" jsonschema:"required,pattern=^[A-Za-z0-9][A-Za-z0-9._:-]{0\\,127}$"`
+	// The generation of the peer; another one is not woken.
+	Generation int `json:"generation" jsonschema:"required,minimum=1"`
+	// The name of the routine at the receiver.
+	RoutineID string `json:"routineId" jsonschema:"required,pattern=^[A-Za-z0-9][A-Za-z0-9._:-]{0\\,127}$"`
+	// Where the address and the key of the webhook are: a file of mode 0600 (a path, or file:<path>), or env:<NAME>.
+	CredentialFile string `json:"credentialFile" jsonschema:"required"`
+}
+
+// MCPURL is the address that clients are given, and the OAuth resource.
+func (c *Config) MCPURL() string { return c.PublicBaseURL + "/mcp" }
+
+// Loopback reports whether only clients on this machine can reach PublicBaseURL.
+func (c *Config) Loopback() bool {
+	return c.PublicBaseURL == "http://127.0.0.1:"+strconv.Itoa(c.Port) || c.PublicBaseURL == "http://localhost:"+strconv.Itoa(c.Port)
+}
+
+// Proxies is TrustedProxies, parsed. The caller must not change it.
+func (c *Config) Proxies() []netip.Prefix { return c.proxies }
+
+// JSON is the config as a file: every key with its effective value. It can be
+// shown to anybody who may know the owner's paths, for a config holds no secret.
+func (c *Config) JSON() []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(c); err != nil {
+		panic(err) // strings, numbers and booleans always encode
+	}
+	return b.Bytes()
+}
