@@ -1,0 +1,204 @@
+package oauth
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"agentrelay/internal/audit"
+	"agentrelay/internal/oauth/cimd"
+	"agentrelay/internal/oauth/registration"
+	"agentrelay/internal/principal"
+	"agentrelay/internal/store"
+)
+
+// Kind is how a client became known.
+type Kind string
+
+// The kinds of client.
+const (
+	Dynamic    Kind = "dynamic"    // it registered itself (RFC 7591)
+	Metadata   Kind = "metadata"   // its id is the URL of its metadata document
+	Registered Kind = "registered" // the owner added it
+)
+
+// client is a row of oauth_clients.
+type client struct {
+	id           string
+	kind         Kind
+	name         string
+	redirectURIs []string
+	grantTypes   []string
+	secretHash   []byte
+	permissions  principal.Set // what a consent starts from
+	decided      bool          // the owner has set permissions
+	createdAt    time.Time
+	freshUntil   time.Time
+	authorizedAt time.Time // zero when never
+	lastUsedAt   time.Time // zero when never
+}
+
+const clientColumns = `c.id, c.kind, c.name, c.redirect_uris, c.grant_types, c.secret_hash, c.permissions, c.created_at, c.fresh_until, c.authorized_at, c.last_used_at`
+
+func scanClient(row store.Scanner, more ...any) (client, error) {
+	var c client
+	var redirects, grants string
+	var permissions sql.NullString
+	var created int64
+	var fresh, authorized, used sql.NullInt64
+	dest := []any{&c.id, &c.kind, &c.name, &redirects, &grants, &c.secretHash, &permissions, &created, &fresh, &authorized, &used}
+	if err := row.Scan(append(dest, more...)...); err != nil {
+		return client{}, err
+	}
+	if err := errors.Join(json.Unmarshal([]byte(redirects), &c.redirectURIs), json.Unmarshal([]byte(grants), &c.grantTypes)); err != nil {
+		return client{}, fmt.Errorf("reading client %s: %w", c.id, err)
+	}
+	var err error
+	if c.permissions, err = permissionsOf(permissions); err != nil {
+		return client{}, fmt.Errorf("reading the permissions of client %s: %w", c.id, err)
+	}
+	c.decided = permissions.Valid
+	c.createdAt = time.UnixMilli(created).UTC()
+	c.freshUntil, c.authorizedAt, c.lastUsedAt = timeOf(fresh), timeOf(authorized), timeOf(used)
+	return c, nil
+}
+
+// permissionsOf reads the permissions column. A client that the owner has not
+// decided about starts with everything.
+func permissionsOf(column sql.NullString) (principal.Set, error) {
+	if !column.Valid {
+		return principal.Full(), nil
+	}
+	return principal.ParseSet(column.String)
+}
+
+func timeOf(ms sql.NullInt64) time.Time {
+	if !ms.Valid {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms.Int64).UTC()
+}
+
+// loadClient returns [sql.ErrNoRows] for an unknown id.
+func loadClient(q store.Querier, id string) (client, error) {
+	return scanClient(q.QueryRow(`SELECT `+clientColumns+` FROM oauth_clients c WHERE c.id = ?`, id))
+}
+
+// insertClient writes a new client and makes room for it: of those that never
+// authorised, the oldest go first.
+func insertClient(tx *store.Tx, c client) error {
+	redirects, err := json.Marshal(append([]string{}, c.redirectURIs...))
+	if err != nil {
+		return err
+	}
+	grants, err := json.Marshal(append([]string{}, c.grantTypes...))
+	if err != nil {
+		return err
+	}
+	fresh := sql.NullInt64{Int64: c.freshUntil.UnixMilli(), Valid: !c.freshUntil.IsZero()}
+	_, err = tx.Exec(`INSERT INTO oauth_clients (id, kind, name, redirect_uris, grant_types, secret_hash, created_at, fresh_until)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET name = excluded.name, redirect_uris = excluded.redirect_uris,
+			grant_types = excluded.grant_types, fresh_until = excluded.fresh_until
+		WHERE kind = 'metadata' AND excluded.kind = 'metadata'`,
+		c.id, c.kind, c.name, string(redirects), string(grants), c.secretHash, tx.Now().UnixMilli(), fresh)
+	if err != nil {
+		return fmt.Errorf("storing the client: %w", err)
+	}
+	return evictWaiting(tx)
+}
+
+// maxWaiting bounds the clients that never authorised, so that registration,
+// which needs no credential, can't fill the disk.
+const maxWaiting = 500
+
+func evictWaiting(tx *store.Tx) error {
+	_, err := tx.Exec(`DELETE FROM oauth_clients WHERE id IN (
+		SELECT id FROM oauth_clients WHERE authorized_at IS NULL AND kind <> 'registered'
+		ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?)`, maxWaiting)
+	if err != nil {
+		return fmt.Errorf("making room for a client: %w", err)
+	}
+	return nil
+}
+
+// resolve finds the client of an authorization request. A metadata document is
+// fetched when the stored copy is no longer fresh; when that fails, a client
+// that was authorised before continues on the old copy. Errors are not cached.
+func (s *Server) resolve(ctx context.Context, id string) (client, error) {
+	var c client
+	err := store.Read(ctx, s.store, func(r *store.Reader) (err error) {
+		c, err = loadClient(r, id)
+		return err
+	})
+	known := err == nil
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return client{}, fmt.Errorf("reading the client: %w", err)
+	}
+	if known && (c.kind != Metadata || s.now().Before(c.freshUntil)) {
+		return c, nil
+	}
+	if !known && !cimd.IsClientID(id) {
+		return client{}, &pageError{
+			status: http.StatusBadRequest, code: invalidClient.Code,
+			message: "This gateway does not know the client that sent you here. It may have been removed, or the gateway's state was replaced.",
+			hint:    "Remove the connector in the client and add it again; it then registers anew.",
+		}
+	}
+	doc, err := s.documents.Fetch(ctx, id)
+	if err != nil && known && !c.authorizedAt.IsZero() {
+		s.log.Warn("metadata document not refreshed, the stored copy is used", "client_id", id, "error", err)
+		return c, nil
+	}
+	if err != nil {
+		return client{}, &pageError{
+			status: http.StatusBadRequest, code: invalidClient.Code, cause: err,
+			message: "The metadata document that describes this client could not be used.",
+			hint:    "Try again in a minute. If it stays so, the client's maker must repair the document, or the owner adds the client with gateway clients add.",
+		}
+	}
+	return s.remember(ctx, id, doc)
+}
+
+// remember stores a metadata document as a client.
+func (s *Server) remember(ctx context.Context, id string, doc cimd.Document) (client, error) {
+	fetched := fromMetadata(id, Metadata, doc.Metadata)
+	fetched.freshUntil = doc.FreshUntil
+	return store.Write(ctx, s.store, func(tx *store.Tx) (client, error) {
+		_, err := loadClient(tx, id)
+		isNew := errors.Is(err, sql.ErrNoRows)
+		if err != nil && !isNew {
+			return client{}, err
+		}
+		if err := insertClient(tx, fetched); err != nil {
+			return client{}, err
+		}
+		if isNew {
+			if err := audit.Record(tx, s.clients.principalOf(fetched), "client.register", id, audit.OK, "kind", string(Metadata)); err != nil {
+				return client{}, err
+			}
+		}
+		return loadClient(tx, id)
+	})
+}
+
+func fromMetadata(id string, kind Kind, m registration.Metadata) client {
+	return client{id: id, kind: kind, name: m.ClientName, redirectURIs: m.RedirectURIs, grantTypes: m.GrantTypes}
+}
+
+// redirectHost is what people recognise of a redirect URI.
+func redirectHost(uri string) string {
+	u, err := url.Parse(uri)
+	if err != nil {
+		return ""
+	}
+	if u.Scheme != "https" && u.Scheme != "http" {
+		return u.Scheme + "://" + u.Host
+	}
+	return u.Host
+}
