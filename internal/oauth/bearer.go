@@ -25,6 +25,11 @@ type Access struct {
 	ExpiresAt time.Time
 }
 
+// accessQuery is the whole of the bearer check: three rows by their keys.
+const accessQuery = `SELECT t.expires_at, g.scope, g.resource, c.id, c.name, c.permissions
+	FROM oauth_access_tokens t JOIN oauth_grants g ON g.id = t.grant_id JOIN oauth_clients c ON c.id = g.client_id
+	WHERE t.hash = ? AND g.revoked_at IS NULL`
+
 // Authenticate checks a bearer token with one indexed read, so revocations and
 // changed permissions hold at once. It honours a token for 30 seconds past its
 // end. The error is [ErrInvalidToken] or trouble of the store or of ctx, which
@@ -38,9 +43,7 @@ func (s *Server) Authenticate(ctx context.Context, token string) (Access, error)
 	var expires int64
 	var permissions sql.NullString
 	err := store.Read(ctx, s.store, func(r *store.Reader) error {
-		return r.QueryRow(`SELECT t.expires_at, g.scope, g.resource, c.id, c.name, c.permissions
-			FROM oauth_access_tokens t JOIN oauth_grants g ON g.id = t.grant_id JOIN oauth_clients c ON c.id = g.client_id
-			WHERE t.hash = ? AND g.revoked_at IS NULL`, digest(token)).
+		return r.QueryRow(accessQuery, digest(token)).
 			Scan(&expires, &scope, &resource, &a.Principal.ClientID, &a.Principal.ClientName, &permissions)
 	})
 	if errors.Is(err, sql.ErrNoRows) {

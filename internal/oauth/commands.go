@@ -1,7 +1,9 @@
 package oauth
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -22,9 +24,9 @@ type Clients struct {
 	Store       *store.Store
 	SharedOwner bool
 	Redirects   *redirect.Policy
-	// Now is the clock; it must be the store's.
+	// Now is the clock, the store's; nil means time.Now.
 	Now func() time.Time
-	// Rand makes client ids and secrets.
+	// Rand makes client ids and secrets; nil means crypto/rand.
 	Rand io.Reader
 	// Ended is called in the transaction that ends a client; see [Options].
 	Ended []func(tx *store.Tx, clientID string) error
@@ -47,6 +49,10 @@ type ClientInfo struct {
 // List returns every client, the one last used first.
 func (c Clients) List(ctx context.Context) ([]ClientInfo, error) {
 	list := []ClientInfo{}
+	now := time.Now
+	if c.Now != nil {
+		now = c.Now
+	}
 	err := store.Read(ctx, c.Store, func(r *store.Reader) error {
 		return r.Query(func(row store.Scanner) error {
 			var grants int
@@ -56,7 +62,7 @@ func (c Clients) List(ctx context.Context) ([]ClientInfo, error) {
 			}
 			return err
 		}, `SELECT `+clientColumns+`, (SELECT count(*) FROM oauth_grants g WHERE g.client_id = c.id AND g.revoked_at IS NULL AND g.expires_at > ?)
-			FROM oauth_clients c ORDER BY coalesce(c.last_used_at, c.authorized_at, c.created_at) DESC, c.id`, c.Now().UnixMilli())
+			FROM oauth_clients c ORDER BY coalesce(c.last_used_at, c.authorized_at, c.created_at) DESC, c.id`, now().UnixMilli())
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing the clients: %w", err)
@@ -114,13 +120,14 @@ func (c Clients) Add(ctx context.Context, n NewClient) (AddedClient, error) {
 	}
 	var added AddedClient
 	var err error
-	if added.ID, err = mint(c.Rand, clientPrefix, clientIDBytes); err != nil {
+	random := cmp.Or(c.Rand, rand.Reader)
+	if added.ID, err = mint(random, clientPrefix, clientIDBytes); err != nil {
 		return AddedClient{}, err
 	}
 	row := client{id: added.ID, kind: Registered, name: n.Name, redirectURIs: n.RedirectURIs,
 		grantTypes: []string{registration.AuthorizationCode, registration.RefreshToken}}
 	if n.Secret {
-		if added.Secret, err = mint(c.Rand, secretPrefix, secretBytes); err != nil {
+		if added.Secret, err = mint(random, secretPrefix, secretBytes); err != nil {
 			return AddedClient{}, err
 		}
 		row.secretHash = digest(added.Secret)

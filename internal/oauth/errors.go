@@ -12,7 +12,7 @@ import (
 )
 
 // The OAuth error codes, by the names their RFCs give them (RFC 6749 section
-// 5.2, RFC 7591 section 3.2.2, RFC 8707 section 2).
+// 4.1.2.1 and 5.2, RFC 7591 section 3.2.2, RFC 8707 section 2).
 var (
 	invalidRequest          = fault.Kind{Code: "invalid_request", Hint: "Correct the named parameter and send the request again.", Retryable: false}
 	invalidClient           = fault.Kind{Code: "invalid_client", Hint: "Register again, or remove and re-add the connector in the client.", Retryable: false}
@@ -20,6 +20,9 @@ var (
 	unauthorizedClient      = fault.Kind{Code: "unauthorized_client", Hint: "Use only what this client registered for, and only its own tokens.", Retryable: false}
 	unsupportedGrantType    = fault.Kind{Code: "unsupported_grant_type", Hint: "Use authorization_code or refresh_token.", Retryable: false}
 	unsupportedResponseType = fault.Kind{Code: "unsupported_response_type", Hint: "Use response_type=code.", Retryable: false}
+	requestNotSupported     = fault.Kind{Code: "request_not_supported", Hint: "Send the parameters themselves.", Retryable: false}
+	requestURINotSupported  = fault.Kind{Code: "request_uri_not_supported", Hint: "Send the parameters themselves.", Retryable: false}
+	accessDenied            = fault.Kind{Code: "access_denied", Hint: "Start again, and let the owner allow it.", Retryable: false}
 	invalidTarget           = fault.Kind{Code: "invalid_target", Hint: "Send the resource that /.well-known/oauth-protected-resource names, or leave it out.", Retryable: false}
 	invalidClientMetadata   = fault.Kind{Code: "invalid_client_metadata", Hint: "Correct the named field and register again.", Retryable: false}
 	invalidRedirectURI      = fault.Kind{Code: "invalid_redirect_uri", Hint: "Register https addresses, http loopback addresses, or a private scheme with a host.", Retryable: false}
@@ -39,7 +42,7 @@ var (
 func Kinds() []fault.Kind {
 	return []fault.Kind{
 		invalidRequest, invalidClient, invalidGrant, unauthorizedClient, unsupportedGrantType, unsupportedResponseType,
-		invalidTarget, invalidClientMetadata, invalidRedirectURI, serverError, temporarilyUnavailable,
+		requestNotSupported, requestURINotSupported, accessDenied, invalidTarget, invalidClientMetadata, invalidRedirectURI, serverError, temporarilyUnavailable,
 		UnknownClient, InvalidClientArguments,
 	}
 }
@@ -118,7 +121,7 @@ func (s *Server) failWith(w http.ResponseWriter, r *http.Request, status int, re
 	if status >= http.StatusInternalServerError {
 		log = s.log.Error
 	}
-	log("oauth request refused", "id", id, "path", r.URL.Path, "status", status, "client", s.addr(r), "error", refusal)
+	log("oauth request refused", "id", id, "path", r.URL.Path, "status", status, "addr", s.addr(r), "error", refusal)
 
 	h := w.Header()
 	if status == http.StatusServiceUnavailable {

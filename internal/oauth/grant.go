@@ -104,16 +104,14 @@ var challengeForm = regexp.MustCompile(`^[A-Za-z0-9._~-]{43,128}$`)
 
 // checkParameters refuses what the client hears through its redirect.
 func (s *Server) checkParameters(params url.Values) *fault.Error {
-	for name, values := range params {
-		if len(values) > 1 && name != "resource" {
-			return invalidRequest.Newf("The parameter %.40q is there more than once.", name)
-		}
+	if refusal := checkRepeats(params); refusal != nil {
+		return refusal
 	}
 	switch {
-	case params.Has("request"):
-		return fault.Kind{Code: "request_not_supported"}.New("Request objects are not served here.")
-	case params.Has("request_uri"):
-		return fault.Kind{Code: "request_uri_not_supported"}.New("Request objects are not served here.")
+	case params.Get("request") != "":
+		return requestNotSupported.New("Request objects are not served here.")
+	case params.Get("request_uri") != "":
+		return requestURINotSupported.New("Request objects are not served here.")
 	case params.Get("response_type") == "":
 		return invalidRequest.New("The parameter response_type is missing.")
 	case params.Get("response_type") != "code":
@@ -175,9 +173,8 @@ func (s *Server) issueCode(tx *store.Tx, a *authorization, perms principal.Set) 
 // denyConsent records that the owner said no, and returns the redirect that
 // tells the client.
 func (s *Server) denyConsent(tx *store.Tx, a *authorization) (string, error) {
-	const denied = "access_denied"
-	err := audit.Record(tx, s.clients.ownerOf(a.client.id), "consent.deny", a.client.id, denied)
-	return s.errorRedirect(a, denied, "The owner did not allow it."), err
+	err := audit.Record(tx, s.clients.ownerOf(a.client.id), "consent.deny", a.client.id, accessDenied.Code)
+	return s.errorRedirect(a, accessDenied.Code, "The owner did not allow it."), err
 }
 
 // errorRedirect is the redirect that tells a client of a refusal.

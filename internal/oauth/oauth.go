@@ -129,6 +129,9 @@ func New(o Options) (*Server, error) {
 	}, nil
 }
 
+// Clients are the owner's commands on this server's clients.
+func (s *Server) Clients() Clients { return s.clients }
+
 // Close writes what is still only in memory: when each client was last seen.
 // The store must still be open.
 func (s *Server) Close(ctx context.Context) error { return s.Flush(ctx) }

@@ -242,6 +242,8 @@ func (x *exchange) GetRefreshTokenSession(_ context.Context, signature string, i
 		return nil, x.missing("The consent behind this refresh token was revoked.")
 	case t.resource != x.s.resource.String():
 		return nil, x.missing("The refresh token was issued for another address of this gateway.")
+	case !x.tx.Now().Before(t.expires):
+		return r, nil // the strategy says so; a stale copy is no sign of theft
 	case !t.rotated.IsZero():
 		x.why = "The refresh token was used before its successor and is used again, so every token of this consent was revoked."
 		return r, fosite.ErrInactiveToken

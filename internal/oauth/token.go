@@ -11,6 +11,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"agentrelay/internal/fault"
@@ -211,15 +212,35 @@ func parseForm(contentType string, body []byte) (url.Values, *fault.Error) {
 	default:
 		return nil, invalidRequest.New("The body must be application/x-www-form-urlencoded.")
 	}
+	if refusal := checkRepeats(form); refusal != nil {
+		return nil, refusal
+	}
 	for name, values := range form {
-		if len(values) > 1 && name != "resource" {
-			return nil, invalidRequest.Newf("The parameter %.40q is there more than once.", name)
-		}
-		if values[0] == "" && len(values) == 1 {
+		if len(values) == 1 && values[0] == "" {
 			delete(form, name)
 		}
 	}
 	return form, nil
+}
+
+// parameterNames are the names that a refusal may repeat. Any other may be a
+// token that a client has put in the wrong place.
+var parameterNames = []string{
+	"client_assertion", "client_assertion_type", "client_id", "client_secret", "code", "code_challenge", "code_challenge_method", "code_verifier",
+	"grant_type", "redirect_uri", "refresh_token", "response_mode", "response_type", "scope", "state", "token", "token_type_hint",
+}
+
+func checkRepeats(form url.Values) *fault.Error {
+	for name, values := range form {
+		switch {
+		case len(values) < 2 || name == "resource":
+		case slices.Contains(parameterNames, name):
+			return invalidRequest.Newf("The parameter %s is there more than once.", name)
+		default:
+			return invalidRequest.New("A parameter is there more than once.")
+		}
+	}
+	return nil
 }
 
 // parseJSON reads an object member by member, so that a repeated one is seen.
