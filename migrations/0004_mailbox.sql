@@ -21,10 +21,8 @@ CREATE TABLE mailbox_peers (
 -- An agent is at most one active peer, so that it knows its own mail.
 CREATE UNIQUE INDEX mailbox_peers_agent ON mailbox_peers (owner, host_id, agent_id) WHERE kind = 'local' AND stopped_at IS NULL;
 
--- Rows are never deleted, so id is the order of arrival; a purged row keeps what
--- the caller-key, reply and thread rules need. Text comes last and in two parts:
--- a list reads the summary and never the pages that hold the rest. Both are
--- BLOBs because SQLite's TEXT functions stop at NUL, which text may contain.
+-- Rows are never deleted, so id is the order of arrival; a purged message loses
+-- its text and keeps what the caller-key, reply and thread rules need.
 CREATE TABLE mailbox_messages (
     id                   INTEGER PRIMARY KEY,
     owner                TEXT NOT NULL,
@@ -43,14 +41,22 @@ CREATE TABLE mailbox_messages (
     delivery_path        TEXT NOT NULL CHECK (delivery_path IN ('native', 'events', 'webhook', 'none')),
     delivery_reason      TEXT NOT NULL,       -- why nobody is woken; '' when the path says it all
     text_length          INTEGER NOT NULL,    -- code points
-    summary              BLOB NOT NULL,       -- the first 200 code points
-    rest                 BLOB NOT NULL,       -- the text after them
     UNIQUE (owner, message_id),
     CHECK ((hop = 1) = (thread = id) AND (hop = 1) = (in_reply_to IS NULL) AND from_peer <> to_peer)
 ) STRICT;
 CREATE INDEX mailbox_messages_inbox ON mailbox_messages (to_peer) WHERE purged_at IS NULL;
 CREATE INDEX mailbox_messages_unprocessed ON mailbox_messages (to_peer) WHERE processed_at IS NULL AND purged_at IS NULL;
 CREATE INDEX mailbox_messages_thread ON mailbox_messages (thread);
+
+-- Apart from the messages, so that marking one read or processed does not write
+-- its text again, and in two parts, so that a list reads summaries without the
+-- pages that hold the rest. BLOBs, because SQLite's TEXT functions stop at NUL,
+-- which a text may contain.
+CREATE TABLE mailbox_texts (
+    id      INTEGER PRIMARY KEY REFERENCES mailbox_messages (id),
+    summary BLOB NOT NULL, -- the first 200 code points
+    rest    BLOB NOT NULL  -- the text after them
+) STRICT;
 
 -- One hour of sending, from its first message on. pair is the two peer ids in
 -- byte order with a space between them, '' for the whole owner.
@@ -64,5 +70,6 @@ CREATE TABLE mailbox_budgets (
 
 -- +goose Down
 DROP TABLE mailbox_budgets;
+DROP TABLE mailbox_texts;
 DROP TABLE mailbox_messages;
 DROP TABLE mailbox_peers;

@@ -2,6 +2,8 @@ package mailbox
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
@@ -40,7 +42,9 @@ type PurgeOut struct {
 // Each commit removes at most 500 messages, so no sender waits for a long purge.
 // When ctx ends or the store fails, what was committed stays removed and is
 // counted in the answer beside the error; a further call goes on. The text is
-// overwritten in the database file; backups made before still have it.
+// overwritten where it was stored. What SQLite copied aside when it rearranged
+// pages earlier stays in the file until that space is used again, and backups
+// stay as they are.
 func (s *Service) Purge(ctx context.Context, in PurgeIn) (PurgeOut, error) {
 	var out PurgeOut
 	if in.Before.IsZero() {
@@ -108,7 +112,7 @@ func (s *Service) purgeable(ctx context.Context, in PurgeIn, after int64) (purge
 	return out, nil
 }
 
-const purgeMessage = `UPDATE mailbox_messages SET purged_at = ?, summary = x'', rest = x'' WHERE id = ? AND purged_at IS NULL
+const purgeMessage = `UPDATE mailbox_messages SET purged_at = ? WHERE id = ? AND purged_at IS NULL
 	RETURNING owner, to_peer, processed_at IS NULL`
 
 // purge removes the text of these messages in one transaction and records it
@@ -119,21 +123,25 @@ func purge(tx *store.Tx, in PurgeIn, ids []int64) (int64, error) {
 	}
 	perOwner := map[string]int64{}
 	for _, id := range ids {
-		err := tx.Query(func(row store.Scanner) error {
-			var owner string
-			var to int64
-			var unprocessed bool
-			if err := row.Scan(&owner, &to, &unprocessed); err != nil {
-				return err
-			}
-			perOwner[owner]++
-			if unprocessed {
-				return uncount(tx, to, id)
-			}
-			return nil
-		}, purgeMessage, tx.Now().UnixMilli(), id)
+		var owner string
+		var to int64
+		var unprocessed bool
+		err := tx.QueryRow(purgeMessage, tx.Now().UnixMilli(), id).Scan(&owner, &to, &unprocessed)
+		if errors.Is(err, sql.ErrNoRows) {
+			continue // another purge was faster
+		}
 		if err != nil {
 			return 0, fmt.Errorf("purging a message: %w", err)
+		}
+		if _, err := tx.Exec(`DELETE FROM mailbox_texts WHERE id = ?`, id); err != nil {
+			return 0, fmt.Errorf("purging a text: %w", err)
+		}
+		perOwner[owner]++
+		if !unprocessed {
+			continue
+		}
+		if err := uncount(tx, to, id); err != nil {
+			return 0, err
 		}
 	}
 	var total int64
@@ -146,8 +154,7 @@ func purge(tx *store.Tx, in PurgeIn, ids []int64) (int64, error) {
 	return total, overwriteFreed(tx, false)
 }
 
-// overwriteFreed makes SQLite zero what it frees, or stop it: a purged text must
-// not stay readable in the file.
+// overwriteFreed makes SQLite zero what it frees, or stop it.
 func overwriteFreed(tx *store.Tx, on bool) error {
 	var state int
 	if err := tx.QueryRow(fmt.Sprintf("PRAGMA secure_delete = %t", on)).Scan(&state); err != nil {

@@ -111,11 +111,11 @@ const messageJoins = ` FROM mailbox_messages m
 	CROSS JOIN mailbox_messages h ON h.id = m.thread
 	LEFT JOIN mailbox_messages r ON r.id = m.in_reply_to `
 
-const messageByKey = `SELECT m.message_id, f.peer_id, t.peer_id, m.summary, m.rest, coalesce(r.message_id, ''), h.message_id, m.hop,
+const messageByKey = `SELECT m.message_id, f.peer_id, t.peer_id, x.summary, x.rest, coalesce(r.message_id, ''), h.message_id, m.hop,
 	m.created_at, coalesce(m.processed_at, 0), coalesce(m.read_at, 0), m.recipient_generation,
 	m.id, m.owner, m.fingerprint, m.from_peer, m.to_peer, m.thread, coalesce(m.purged_at, 0), m.delivery_path, m.delivery_reason,
 	coalesce((SELECT a.message_id FROM mailbox_messages a WHERE a.in_reply_to = m.id), '')` +
-	messageJoins + `WHERE m.owner = ? AND m.message_id = ?`
+	messageJoins + `LEFT JOIN mailbox_texts x ON x.id = m.id WHERE m.owner = ? AND m.message_id = ?`
 
 // findMessage reads a message, purged or not; found is false when this owner has
 // none of that id.
@@ -164,14 +164,15 @@ func stateOf(processedAt int64) State {
 	return Processed
 }
 
-const entryColumns = `SELECT m.id, m.message_id, f.peer_id, t.peer_id, m.summary, m.text_length, coalesce(r.message_id, ''), h.message_id, m.hop,
-	m.created_at, coalesce(m.processed_at, 0), coalesce(m.read_at, 0), m.recipient_generation`
+const selectEntry = `SELECT m.id, m.message_id, f.peer_id, t.peer_id, x.summary, m.text_length, coalesce(r.message_id, ''), h.message_id, m.hop,
+	m.created_at, coalesce(m.processed_at, 0), coalesce(m.read_at, 0), m.recipient_generation` +
+	messageJoins + `JOIN mailbox_texts x ON x.id = m.id `
 
 // The three lists. Each reads its own index in the order of the row ids.
 const (
-	listUnprocessed = entryColumns + messageJoins + `WHERE m.to_peer = ? AND m.processed_at IS NULL AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
-	listAll         = entryColumns + messageJoins + `WHERE m.to_peer = ? AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
-	listThread      = entryColumns + messageJoins + `WHERE m.thread = ? AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
+	listUnprocessed = selectEntry + `WHERE m.to_peer = ? AND m.processed_at IS NULL AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
+	listAll         = selectEntry + `WHERE m.to_peer = ? AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
+	listThread      = selectEntry + `WHERE m.thread = ? AND m.purged_at IS NULL AND m.id > ? ORDER BY m.id LIMIT ?`
 )
 
 type entryRow struct {

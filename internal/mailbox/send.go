@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -57,25 +58,32 @@ func (s *Service) SendPeerMessage(ctx context.Context, who principal.Principal, 
 		return SendPeerMessageOut{}, err
 	}
 	return store.Write(ctx, s.store, func(tx *store.Tx) (SendPeerMessageOut, error) {
-		stored, found, err := findMessage(tx, who.Owner, m.messageID)
-		switch {
-		case err != nil:
-			return SendPeerMessageOut{}, err
-		case found:
-			err = m.repeats(stored)
-		default:
-			stored, err = s.send(tx, who, m)
+		var used bool
+		if err := tx.QueryRow(`SELECT EXISTS (SELECT 1 FROM mailbox_messages WHERE owner = ? AND message_id = ?)`, who.Owner, m.messageID).Scan(&used); err != nil {
+			return SendPeerMessageOut{}, fmt.Errorf("looking for a messageId: %w", err)
 		}
-		if err != nil {
-			return SendPeerMessageOut{}, err
+		if used {
+			return s.repeat(tx, who.Owner, m)
 		}
-		d, err := s.delivery(tx, stored)
-		return SendPeerMessageOut{Message: stored.Message, Delivery: d, Duplicate: found}, err
+		return s.send(tx, who, m)
 	})
 }
 
-// repeats refuses m unless it is the call that stored the message.
-func (m newMessage) repeats(stored messageRow) error {
+// repeat answers a call whose messageId is stored.
+func (s *Service) repeat(tx *store.Tx, owner string, m newMessage) (SendPeerMessageOut, error) {
+	stored, _, err := findMessage(tx, owner, m.messageID)
+	if err != nil {
+		return SendPeerMessageOut{}, err
+	}
+	if err := m.checkRepeats(stored); err != nil {
+		return SendPeerMessageOut{}, err
+	}
+	d, err := s.delivery(tx, stored)
+	return SendPeerMessageOut{Message: stored.Message, Delivery: d, Duplicate: true}, err
+}
+
+// checkRepeats refuses m unless it is the call that stored the message.
+func (m newMessage) checkRepeats(stored messageRow) error {
 	if bytes.Equal(m.fingerprint(), stored.fingerprint) {
 		return stored.notPurged()
 	}
@@ -97,80 +105,92 @@ func (m newMessage) repeats(stored messageRow) error {
 }
 
 // send stores a message whose id is new.
-func (s *Service) send(tx *store.Tx, who principal.Principal, m newMessage) (messageRow, error) {
+func (s *Service) send(tx *store.Tx, who principal.Principal, m newMessage) (SendPeerMessageOut, error) {
+	none := SendPeerMessageOut{}
 	from, err := activePeer(tx, who.Owner, m.from, "fromPeerId")
 	if err != nil {
-		return messageRow{}, err
+		return none, err
 	}
 	to, err := activePeer(tx, who.Owner, m.to, "toPeerId")
 	if err != nil {
-		return messageRow{}, err
+		return none, err
 	}
-	var original *messageRow
+	p := place{hop: 1, threadID: m.messageID}
 	if m.inReplyTo != "" {
-		if original, err = findOriginal(tx, who.Owner, m, from, to); err != nil {
-			return messageRow{}, err
+		if p, err = placeOfReply(tx, who.Owner, m, from, to); err != nil {
+			return none, err
 		}
 	}
 	if err := s.spend(tx, who.Owner, m); err != nil {
-		return messageRow{}, err
+		return none, err
 	}
-	seq, err := insertMessage(tx, who.Owner, m, from, to, original)
+	seq, err := insertMessage(tx, who.Owner, m, from, to, p)
 	if err != nil {
-		return messageRow{}, err
+		return none, err
 	}
-	if err := s.wakeReader(tx, seq, m, to); err != nil {
-		return messageRow{}, err
+	d, err := s.wakeReader(tx, seq, m, to)
+	if err != nil {
+		return none, err
 	}
 	if err := seen(tx, from.id); err != nil {
-		return messageRow{}, err
+		return none, err
 	}
 	if err := audit.Record(tx, who, "message.send", m.messageID, audit.OK, "from", m.from, "to", m.to); err != nil {
-		return messageRow{}, err
+		return none, err
 	}
 	tx.AfterCommit(func() { s.waiters.notify(from.id, to.id) })
-	stored, _, err := findMessage(tx, who.Owner, m.messageID)
-	return stored, err
+	return SendPeerMessageOut{Delivery: d, Message: Message{
+		MessageID: m.messageID, FromPeerID: m.from, ToPeerID: m.to, Text: m.text, InReplyTo: m.inReplyTo, ThreadID: p.threadID, Hop: p.hop,
+		CreatedAt: Time{tx.Now()}, State: Unprocessed, RecipientGeneration: to.generation,
+	}}, nil
 }
 
-// findOriginal reads the message that m answers and refuses an answer that it
+// place is where a message stands in its conversation.
+type place struct {
+	hop      int
+	threadID string
+	thread   int64 // the row of the first message; 0 on hop 1, for it is the message itself
+	original int64 // the row of the message it answers; 0 on hop 1
+}
+
+// placeOfReply reads the message that m answers and refuses an answer that it
 // can't have.
-func findOriginal(tx *store.Tx, owner string, m newMessage, from, to peerRow) (*messageRow, error) {
+func placeOfReply(tx *store.Tx, owner string, m newMessage, from, to peerRow) (place, error) {
 	o, found, err := findMessage(tx, owner, m.inReplyTo)
 	switch {
 	case err != nil:
-		return nil, err
+		return place{}, err
 	case !found:
-		return nil, UnknownMessage.New("inReplyTo names no message of this owner.")
+		return place{}, UnknownMessage.New("inReplyTo names no message of this owner.")
 	case o.from != to.id || o.to != from.id:
-		return nil, ReplyMismatch.Newf("inReplyTo is a message from %s to %s.", o.FromPeerID, o.ToPeerID)
+		return place{}, ReplyMismatch.Newf("inReplyTo is a message from %s to %s.", o.FromPeerID, o.ToPeerID)
 	case o.replyMessageID != "":
-		return nil, AlreadyReplied.Newf("inReplyTo was answered by message %s already; a message has one reply.", o.replyMessageID)
+		return place{}, AlreadyReplied.Newf("inReplyTo was answered by message %s already; a message has one reply.", o.replyMessageID)
 	case o.Hop >= MaxHops:
-		return nil, HopLimit.Newf("inReplyTo is hop %d of its thread, the last one.", o.Hop)
+		return place{}, HopLimit.Newf("inReplyTo is hop %d of its thread, the last one.", o.Hop)
 	}
-	return &o, nil
+	return place{hop: o.Hop + 1, threadID: o.ThreadID, thread: o.thread, original: o.id}, nil
 }
 
 // insertMessage stores the row and counts it for its recipient. It returns the
 // row's id.
-func insertMessage(tx *store.Tx, owner string, m newMessage, from, to peerRow, original *messageRow) (int64, error) {
+func insertMessage(tx *store.Tx, owner string, m newMessage, from, to peerRow, p place) (int64, error) {
 	var seq int64
 	if err := tx.QueryRow(`SELECT coalesce(max(id), 0) + 1 FROM mailbox_messages`).Scan(&seq); err != nil {
 		return 0, fmt.Errorf("numbering a message: %w", err)
 	}
-	thread, hop, inReplyTo := seq, 1, any(nil)
-	if original != nil {
-		thread, hop, inReplyTo = original.thread, original.Hop+1, original.id
-	}
-	summary := firstCharacters(m.text, SummaryLength)
 	_, err := tx.Exec(`INSERT INTO mailbox_messages (id, owner, message_id, fingerprint, from_peer, to_peer, recipient_generation, thread, hop, in_reply_to,
-			created_at, delivery_path, delivery_reason, text_length, summary, rest)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, ?, ?)`,
-		seq, owner, m.messageID, m.fingerprint(), from.id, to.id, to.generation, thread, hop, inReplyTo,
-		tx.Now().UnixMilli(), None, m.textLength, []byte(summary), []byte(m.text[len(summary):]))
+			created_at, delivery_path, delivery_reason, text_length)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, 0), ?, ?, '', ?)`,
+		seq, owner, m.messageID, m.fingerprint(), from.id, to.id, to.generation, cmp.Or(p.thread, seq), p.hop, p.original,
+		tx.Now().UnixMilli(), None, m.textLength)
 	if err != nil {
 		return 0, fmt.Errorf("storing a message: %w", err)
+	}
+	summary := firstCharacters(m.text, SummaryLength)
+	_, err = tx.Exec(`INSERT INTO mailbox_texts (id, summary, rest) VALUES (?, ?, ?)`, seq, []byte(summary), []byte(m.text[len(summary):]))
+	if err != nil {
+		return 0, fmt.Errorf("storing a text: %w", err)
 	}
 	_, err = tx.Exec(`UPDATE mailbox_peers SET unprocessed = unprocessed + 1, unprocessed_now = unprocessed_now + 1 WHERE id = ?`, to.id)
 	if err != nil {
@@ -180,26 +200,24 @@ func insertMessage(tx *store.Tx, owner string, m newMessage, from, to peerRow, o
 }
 
 // wakeReader records what will wake the recipient.
-func (s *Service) wakeReader(tx *store.Tx, seq int64, m newMessage, to peerRow) error {
+func (s *Service) wakeReader(tx *store.Tx, seq int64, m newMessage, to peerRow) (Delivery, error) {
 	d, err := s.wake.Sent(tx, Mail{
 		Seq: seq, MessageID: m.messageID, FromPeerID: m.from, To: to.ref(), CreatedAt: Time{tx.Now()},
 	})
 	if err != nil {
-		return fmt.Errorf("recording a wake-up: %w", err)
+		return Delivery{}, fmt.Errorf("recording a wake-up: %w", err)
 	}
-	if d.Path == "" {
-		d.Path = None
+	reason := "" // a path's own record says how it went
+	if d.Path == "" || d.Path == None {
+		reason, d = d.Reason, notWoken(d.Reason)
 	}
-	if d.Path == None && d.Reason == "" {
-		return nil // as it was inserted
+	if d.Path == None && reason == "" {
+		return d, nil // as it was inserted
 	}
-	if d.Path != None {
-		d.Reason = "" // the path's own record says how it went
+	if _, err := tx.Exec(`UPDATE mailbox_messages SET delivery_path = ?, delivery_reason = ? WHERE id = ?`, d.Path, reason, seq); err != nil {
+		return Delivery{}, fmt.Errorf("storing the delivery path: %w", err)
 	}
-	if _, err := tx.Exec(`UPDATE mailbox_messages SET delivery_path = ?, delivery_reason = ? WHERE id = ?`, d.Path, d.Reason, seq); err != nil {
-		return fmt.Errorf("storing the delivery path: %w", err)
-	}
-	return nil
+	return d, nil
 }
 
 // firstCharacters returns the longest prefix of s with at most n code points.
