@@ -89,8 +89,8 @@ func loadClient(q store.Querier, id string) (client, error) {
 	return scanClient(q.QueryRow(`SELECT `+clientColumns+` FROM oauth_clients c WHERE c.id = ?`, id))
 }
 
-// insertClient writes a new client and makes room for it: of those that never
-// authorised, the oldest go first.
+// insertClient writes a new client, or the newer document of a metadata client,
+// and makes room for it: of those that never authorised, the oldest go first.
 func insertClient(tx *store.Tx, c client) error {
 	redirects, err := json.Marshal(append([]string{}, c.redirectURIs...))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,7 +75,9 @@ func infoOf(c client, grants int) ClientInfo {
 	info := ClientInfo{ID: c.id, Name: c.name, Kind: c.kind, RedirectHosts: []string{}, Permissions: c.permissions,
 		HasSecret: len(c.secretHash) > 0, CreatedAt: c.createdAt, ActiveGrants: grants}
 	for _, uri := range c.redirectURIs {
-		info.RedirectHosts = append(info.RedirectHosts, redirectHost(uri))
+		if host := redirectHost(uri); !slices.Contains(info.RedirectHosts, host) {
+			info.RedirectHosts = append(info.RedirectHosts, host)
+		}
 	}
 	if !c.authorizedAt.IsZero() {
 		info.AuthorizedAt = &c.authorizedAt

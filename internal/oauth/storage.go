@@ -31,9 +31,6 @@ type exchange struct {
 	// rotated still names its grant.
 	revoking bool
 
-	grant   grant    // what was read last
-	access  []byte   // hash of the access token written
-	refresh []byte   // hash of the refresh token written
 	revoked []string // grants ended by this request
 	why     string
 	trouble error
@@ -65,7 +62,6 @@ func (x *exchange) until(life time.Duration) int64 { return x.tx.Now().Add(life)
 
 // request is a stored grant in fosite's form. form is what it was asked with.
 func (x *exchange) request(g grant, expires map[fosite.TokenType]int64, into fosite.Session, form url.Values) fosite.Requester {
-	x.grant = g
 	if into == nil {
 		into = session{}
 	}
@@ -170,8 +166,7 @@ func (x *exchange) DeletePKCERequestSession(context.Context, string) error { ret
 
 // CreateAccessTokenSession stores an access token.
 func (x *exchange) CreateAccessTokenSession(_ context.Context, signature string, r fosite.Requester) error {
-	x.access = []byte(signature)
-	return x.failed(x.insertAccess(r.GetID(), x.access))
+	return x.failed(x.insertAccess(r.GetID(), []byte(signature)))
 }
 
 func (x *exchange) insertAccess(grantID string, hash []byte) error {
@@ -214,9 +209,8 @@ func (x *exchange) DeleteAccessTokenSession(_ context.Context, signature string)
 
 // CreateRefreshTokenSession stores a refresh token.
 func (x *exchange) CreateRefreshTokenSession(_ context.Context, signature, _ string, r fosite.Requester) error {
-	x.refresh = []byte(signature)
 	expires := x.until(refreshLife)
-	if _, err := x.tx.Exec(`INSERT INTO oauth_refresh_tokens (hash, grant_id, expires_at) VALUES (?, ?, ?)`, x.refresh, r.GetID(), expires); err != nil {
+	if _, err := x.tx.Exec(`INSERT INTO oauth_refresh_tokens (hash, grant_id, expires_at) VALUES (?, ?, ?)`, []byte(signature), r.GetID(), expires); err != nil {
 		return x.failed(fmt.Errorf("storing the refresh token: %w", err))
 	}
 	return x.failed(x.extend(r.GetID(), expires))
