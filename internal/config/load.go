@@ -168,8 +168,12 @@ func (r *reading) warnings(c *Config) []Remark {
 		}
 	}
 	out := []Remark{}
+	empty := map[string]bool{ // an empty list asks for nothing
+		"allowedRoots": len(c.AllowedRoots) == 0, "direct": len(c.Direct.Projects) == 0,
+		"hosts": len(c.Hosts) == 0, "peerWakeTargets": len(c.PeerWakeTargets) == 0,
+	}
 	for _, u := range unused {
-		if line, ok := first[u.key]; ok {
+		if line, ok := first[u.key]; ok && !empty[u.key] {
 			out = append(out, Remark{u.key, line, u.why})
 		}
 	}
