@@ -57,7 +57,7 @@ func (s *Server) failBody(w http.ResponseWriter, r *http.Request, kind fault.Kin
 // parameter may come twice (RFC 6749 section 3.2), but for resource.
 func parseForm(contentType string, body []byte) (url.Values, *fault.Error) {
 	media, _, err := mime.ParseMediaType(contentType)
-	if contentType != "" && err != nil {
+	if contentType != "" && err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {
 		return nil, invalidRequest.New("The Content-Type is not readable; send application/x-www-form-urlencoded.")
 	}
 	var form url.Values

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/fault"
@@ -49,6 +50,7 @@ func (s *Server) RegisterClient(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c := fromMetadata(id, Dynamic, metadata)
+	metadata.Scope = strings.Join(narrow(metadata.Scope), " ")
 	issued, err := store.Write(r.Context(), s.store, func(tx *store.Tx) (int64, error) {
 		if err := insertClient(tx, c); err != nil {
 			return 0, err

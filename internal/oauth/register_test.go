@@ -16,7 +16,7 @@ func TestRegistrationAnswer(t *testing.T) {
 	if got.status != 201 || got.header.Get("Cache-Control") != "no-store" {
 		t.Fatal(got.status, got.body)
 	}
-	if got.text("client_id") == "" || got.json["client_id_issued_at"] != float64(r.clock.Now().Unix()) || got.text("token_endpoint_auth_method") != "none" ||
+	if got.text("client_id") == "" || got.json["client_id_issued_at"] != float64(r.clock.Now().Unix()) || got.text("token_endpoint_auth_method") != "none" || got.text("scope") != ScopeAgents ||
 		got.json["client_secret"] != nil || len(got.json["redirect_uris"].([]any)) != 3 || len(got.json["grant_types"].([]any)) != 2 {
 		t.Fatal(got.body)
 	}

@@ -262,7 +262,7 @@ func TestBodiesThatClientsSend(t *testing.T) {
 		t.Fatal(got.body)
 	}
 	v := params("grant_type", "authorization_code", "client_id", id, "code", r.code(id, claude), "code_verifier", verifier, "client_secret", "", "scope", "x", "resource", testBase, "resource", testBase+"/mcp")
-	if got := r.post("/token", "", v.Encode()); got.status != 200 {
+	if got := r.post("/token", "application/x-www-form-urlencoded; charset", v.Encode()); got.status != 200 {
 		t.Fatal(got.body)
 	}
 	v.Set("code", r.code(id, claude))
