@@ -198,12 +198,20 @@ func privateStateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return failed("choose another with --state-dir", "the state directory can't be made: %w", err)
 	}
+	return checkPrivate(dir, ExitFailed)
+}
+
+// checkPrivate refuses a state directory that others can use.
+func checkPrivate(dir string, code int) error {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return fmt.Errorf("looking at the state directory: %w", err)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return failed("run chmod 700 on it if it is yours alone, else choose another with --state-dir", "the state directory %s has mode %04o, others can use it", dir, mode)
+		return &exitError{
+			code: code, err: fmt.Errorf("the state directory %s has mode %04o, others can use it", dir, mode),
+			hint: "run chmod 700 on it if it is yours alone, else choose another",
+		}
 	}
 	return nil
 }

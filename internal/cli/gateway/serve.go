@@ -53,7 +53,7 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkOwnerFile(c); err != nil {
+	if err := checkFiles(c); err != nil {
 		return err
 	}
 	log := a.logger(c.Log)
@@ -94,9 +94,12 @@ func (a *app) firstRun(path string) error {
 	return setup.finish(err)
 }
 
-// checkOwnerFile finds what would make the consent page useless, before anything
+// checkFiles finds what stays wrong until the owner changes it, before anything
 // is opened.
-func checkOwnerFile(c *config.Config) error {
+func checkFiles(c *config.Config) error {
+	if err := checkPrivate(c.StateDir, ExitConfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	_, err := owner.LoadPassword(c.OwnerTokenFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
