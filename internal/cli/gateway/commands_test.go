@@ -141,7 +141,7 @@ func TestPurge(t *testing.T) {
 		}
 		h.golden("purge", h.ok("messages", "purge", "--before", "30d", "--yes")+h.ok("messages", "list"))
 		out := decode[map[string]any](t, h.ok("messages", "purge", "--before", "2026-11-05T11:00:00Z", "--include-unprocessed", "--yes", "--json"))
-		if out["purged"] != 1.0 || out["keptUnprocessed"] != 0.0 || out["dryRun"] != false || out["before"] != "2026-11-05T11:00:00Z" {
+		if out["purged"] != 1.0 || out["keptUnprocessed"] != 0.0 || out["dryRun"] != false || out["before"] != "2026-11-05T11:00:00.000Z" {
 			t.Errorf("got %v", out)
 		}
 		if r := h.run("messages", "purge", "--before", "1h", "--yes", "--dry-run"); r.code != ExitUsage {

@@ -130,9 +130,9 @@ func (a *app) printPurge(in admin.PurgeIn, out mailbox.PurgeOut, dry bool) error
 	if a.json {
 		result := struct {
 			mailbox.PurgeOut
-			Before time.Time `json:"before"`
-			DryRun bool      `json:"dryRun"`
-		}{out, in.Before.UTC().Truncate(time.Millisecond), in.DryRun}
+			Before mailbox.Time `json:"before"`
+			DryRun bool         `json:"dryRun"`
+		}{out, mailbox.Time{Time: in.Before}, in.DryRun}
 		if err := a.printJSON(a.Stdout, result); err != nil {
 			return err
 		}
