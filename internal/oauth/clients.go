@@ -151,18 +151,21 @@ func (s *Server) resolve(ctx context.Context, id string) (client, error) {
 		}
 	}
 	doc, err := s.documents.Fetch(ctx, id)
-	if err != nil && known && !c.authorizedAt.IsZero() {
+	var refused *cimd.Error
+	switch {
+	case err == nil:
+		return s.remember(ctx, id, doc)
+	case known && !c.authorizedAt.IsZero():
 		s.log.Warn("metadata document not refreshed, the stored copy is used", "client_id", id, "error", err)
 		return c, nil
+	case !errors.As(err, &refused):
+		return client{}, fmt.Errorf("fetching the metadata document: %w", err)
 	}
-	if err != nil {
-		return client{}, &pageError{
-			status: http.StatusBadRequest, code: invalidClient.Code, cause: err,
-			message: "The metadata document that describes this client could not be used.",
-			hint:    "Try again in a minute. If it stays so, the client's maker must repair the document, or the owner adds the client with gateway clients add.",
-		}
+	return client{}, &pageError{
+		status: http.StatusBadRequest, code: invalidClient.Code, cause: err,
+		message: "The metadata document that describes this client could not be used. " + refused.Reason,
+		hint:    "Try again in a minute. If it stays so, the client's maker must repair the document, or you add the client with gateway clients add.",
 	}
-	return s.remember(ctx, id, doc)
 }
 
 // remember stores a metadata document as a client.

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -71,7 +70,10 @@ func (d *documents) Fetch(_ context.Context, id string) (cimd.Document, error) {
 	if doc, ok := d.docs[id]; ok && d.err == nil {
 		return doc, nil
 	}
-	return cimd.Document{}, errors.Join(errors.New("not there"), d.err)
+	if d.err != nil {
+		return cimd.Document{}, d.err
+	}
+	return cimd.Document{}, &cimd.Error{Reason: "There is no document."}
 }
 
 // syncBuffer is a log that handlers of many goroutines write to.
