@@ -1,0 +1,295 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/big"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// schema is the part of JSON Schema 2020-12 that our tools use, and its order on
+// the wire. It has no combinators and no references, because some clients drop
+// tools that have them (tools.md).
+type schema struct {
+	Type        any      `json:"type"` // a name, or a name and "null"
+	Description string   `json:"description,omitempty"`
+	Enum        []string `json:"enum,omitempty"`
+	MinLength   int      `json:"minLength,omitempty"` // in code points
+	MaxLength   int      `json:"maxLength,omitempty"` // 0 is no limit
+	Pattern     string   `json:"pattern,omitempty"`
+	Minimum     *int64   `json:"minimum,omitempty"`
+	Maximum     *int64   `json:"maximum,omitempty"`
+	Default     any      `json:"default,omitempty"`
+	Items       *schema  `json:"items,omitempty"`
+	MinItems    int      `json:"minItems,omitempty"`
+	MaxItems    int      `json:"maxItems,omitempty"`
+	Properties  fields   `json:"properties,omitempty"`
+	Required    []string `json:"required,omitempty"`
+	Closed      *bool    `json:"additionalProperties,omitempty"` // points to false, or nil
+
+	kind    string // Type without "null"
+	null    bool
+	pattern *regexp.Regexp
+}
+
+// field is a property of an object.
+type field struct {
+	name     string
+	schema   *schema
+	required bool
+}
+
+// fields keeps the order in which properties were declared: it is the order in
+// which models read them.
+type fields []field
+
+// MarshalJSON writes the object in its order.
+func (f fields) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, p := range f {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Quote(p.name) + ":")
+		b.Write(encode(p.schema))
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// The constructors of schemas. req and opt name a property.
+
+func typed(kind, description string) *schema {
+	return &schema{Type: kind, Description: description, kind: kind}
+}
+
+func str(description string) *schema     { return typed("string", description) }
+func boolean(description string) *schema { return typed("boolean", description) }
+func integer(description string) *schema { return typed("integer", description) }
+
+func list(description string, items *schema) *schema {
+	s := typed("array", description)
+	s.Items = items
+	return s
+}
+
+// object is an open object, for results: clients keep a schema they once read,
+// and a field that a later version adds must not fail against it.
+func object(description string, properties ...field) *schema {
+	s := typed("object", description)
+	s.Properties = properties
+	return s
+}
+
+// arguments is the closed root of a tool's input.
+func arguments(properties ...field) *schema {
+	s := object("", properties...)
+	closed := false
+	s.Closed = &closed
+	for _, p := range properties {
+		if p.required {
+			s.Required = append(s.Required, p.name)
+		}
+	}
+	return s
+}
+
+func req(name string, s *schema) field { return field{name, s, true} }
+func opt(name string, s *schema) field { return field{name, s, false} }
+
+func (s *schema) length(least, most int) *schema { s.MinLength, s.MaxLength = least, most; return s }
+func (s *schema) oneOf(values ...string) *schema { s.Enum = values; return s }
+func (s *schema) standard(v any) *schema         { s.Default = v; return s }
+
+func (s *schema) between(least, most int64) *schema {
+	s.Minimum, s.Maximum = &least, &most
+	return s
+}
+
+func (s *schema) matching(pattern string) *schema {
+	s.Pattern, s.pattern = pattern, regexp.MustCompile(pattern)
+	return s
+}
+
+// maxProblems is how many broken rules one refusal names.
+const maxProblems = 5
+
+// validation is one pass over a caller's arguments.
+type validation struct {
+	problems []string
+	changed  bool // the value was put into the form that decoding needs
+}
+
+// read checks raw against s and returns it in a form that decodes into Go types:
+// an optional property that is null counts as left out (so do all arguments),
+// and an integer may be written as 5.0. What it refuses it names by path and rule, never by value.
+func (s *schema) read(raw json.RawMessage) (_ json.RawMessage, problems []string) {
+	if raw = bytes.TrimSpace(raw); len(raw) == 0 || string(raw) == "null" {
+		raw = json.RawMessage("{}")
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var value any
+	if err := d.Decode(&value); err != nil {
+		return nil, []string{"the arguments are not JSON"}
+	}
+	v := &validation{}
+	value = v.check(s, "", value)
+	if len(v.problems) > 0 {
+		return nil, v.problems
+	}
+	if v.changed {
+		raw = encode(value)
+	}
+	return raw, nil
+}
+
+func (v *validation) bad(path, rule string) {
+	if path == "" {
+		path = "the arguments"
+	}
+	if len(v.problems) < maxProblems {
+		v.problems = append(v.problems, path+" "+rule)
+	}
+}
+
+// typeRules says in words what a type wants.
+var typeRules = map[string]string{
+	"string": "must be a string", "integer": "must be a whole number", "boolean": "must be true or false",
+	"array": "must be a list", "object": "must be an object",
+}
+
+func (v *validation) check(s *schema, path string, value any) any {
+	if value == nil && s.null {
+		return nil
+	}
+	switch value := value.(type) {
+	case string:
+		if s.kind == "string" {
+			v.text(s, path, value)
+			return value
+		}
+	case bool:
+		if s.kind == "boolean" {
+			return value
+		}
+	case json.Number:
+		if s.kind == "integer" {
+			return v.number(s, path, value)
+		}
+	case []any:
+		if s.kind == "array" {
+			return v.items(s, path, value)
+		}
+	case map[string]any:
+		if s.kind == "object" {
+			return v.members(s, path, value)
+		}
+	}
+	rule := typeRules[s.kind]
+	if s.null {
+		rule += " or null"
+	}
+	v.bad(path, rule)
+	return value
+}
+
+func (v *validation) text(s *schema, path, value string) {
+	n := utf8.RuneCountInString(value)
+	switch {
+	case n < s.MinLength && s.MaxLength == 0:
+		v.bad(path, fmt.Sprintf("must have at least %d characters", s.MinLength))
+	case n < s.MinLength, s.MaxLength > 0 && n > s.MaxLength:
+		v.bad(path, fmt.Sprintf("must have %d to %d characters, it has %d", s.MinLength, s.MaxLength, n))
+	case len(s.Enum) > 0 && !slices.Contains(s.Enum, value):
+		v.bad(path, "must be one of "+strings.Join(s.Enum, ", "))
+	case s.pattern != nil && !s.pattern.MatchString(value):
+		v.bad(path, "must match "+s.Pattern)
+	}
+}
+
+func (v *validation) number(s *schema, path string, value json.Number) any {
+	n, err := strconv.ParseInt(string(value), 10, 64)
+	if err != nil {
+		// "5.0" and "5e1" are whole numbers too. A long exponent is not worth
+		// expanding: no limit of ours is near it.
+		r, ok := new(big.Rat), false
+		if len(value) <= 32 && !bigExponent(string(value)) {
+			_, ok = r.SetString(string(value))
+		}
+		if !ok || !r.IsInt() || !r.Num().IsInt64() {
+			v.bad(path, "must be a whole number")
+			return value
+		}
+		n = r.Num().Int64()
+		v.changed = true
+	}
+	if s.Minimum != nil && (n < *s.Minimum || n > *s.Maximum) {
+		v.bad(path, fmt.Sprintf("must be from %d to %d", *s.Minimum, *s.Maximum))
+	}
+	return n
+}
+
+// bigExponent reports an exponent of more than two digits.
+func bigExponent(number string) bool {
+	i := strings.IndexAny(number, "eE")
+	return i >= 0 && len(strings.TrimLeft(number[i+1:], "+-0")) > 2
+}
+
+func (v *validation) items(s *schema, path string, value []any) any {
+	if len(value) < s.MinItems || s.MaxItems > 0 && len(value) > s.MaxItems {
+		v.bad(path, fmt.Sprintf("must have %d to %d items", s.MinItems, s.MaxItems))
+		return value
+	}
+	for i := range value {
+		value[i] = v.check(s.Items, fmt.Sprintf("%s[%d]", path, i), value[i])
+	}
+	return value
+}
+
+func (v *validation) members(s *schema, path string, value map[string]any) any {
+	for _, p := range s.Properties {
+		name := join(path, p.name)
+		member, there := value[p.name]
+		switch {
+		case member == nil && there && !p.schema.null && !p.required:
+			delete(value, p.name)
+			v.changed = true
+		case !there && p.required:
+			v.bad(name, "is required")
+		case there:
+			value[p.name] = v.check(p.schema, name, member)
+		}
+	}
+	if s.Closed == nil {
+		return value
+	}
+	for _, name := range slices.Sorted(maps.Keys(value)) {
+		if !slices.ContainsFunc(s.Properties, func(p field) bool { return p.name == name }) {
+			v.bad(join(path, shown(name, 64)), "is unknown; the known names are "+strings.Join(s.names(), ", "))
+		}
+	}
+	return value
+}
+
+func (s *schema) names() []string {
+	names := make([]string, len(s.Properties))
+	for i, p := range s.Properties {
+		names[i] = p.name
+	}
+	return names
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
