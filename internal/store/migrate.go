@@ -61,19 +61,41 @@ func migrateFS(ctx context.Context, db *sql.DB, o Options, files fs.FS) error {
 }
 
 // backupBefore copies the database as it is before a migration. The copy is
-// consistent because VACUUM INTO reads one snapshot.
+// consistent because VACUUM INTO reads one snapshot. It has its name only when
+// it is whole and on disk, for SQLite does not sync such a copy itself
+// (https://sqlite.org/lang_vacuum.html).
 func backupBefore(ctx context.Context, db *sql.DB, o Options, from, to int64) error {
 	dir := filepath.Join(o.Dir, "backups")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the backup directory: %w", err)
 	}
 	path := filepath.Join(dir, fmt.Sprintf("before-schema-%d-%s.db", to, o.Now().UTC().Format("20060102T150405.000Z")))
-	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
+	part := path + ".part"
+	if err := touchPrivate(part); err != nil {
+		return err
+	}
+	defer os.Remove(part)
+	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", part); err != nil {
 		return fmt.Errorf("backing up before the migration from schema %d: %w", from, err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return fmt.Errorf("making the backup private: %w", err)
+	for _, step := range []func() error{
+		func() error { return syncPath(part) },
+		func() error { return os.Rename(part, path) },
+		func() error { return syncPath(dir) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("storing the backup from before the migration: %w", err)
+		}
 	}
 	o.Log.Info("backup written before migrating", "file", filepath.Base(path), "from", from, "to", to)
 	return nil
+}
+
+// syncPath makes a file or directory survive a power cut.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

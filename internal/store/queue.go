@@ -21,8 +21,14 @@ const (
 	// there is room or its context ends, so a stalled disk costs bounded memory.
 	maxQueued = 4096
 	// idleBeforeTruncate is how long the writer is idle before it shrinks a
-	// write-ahead log that grew past walLimit.
+	// write-ahead log that grew past walLimit, and how long it waits to try
+	// again while a reader still needs the log.
 	idleBeforeTruncate = 2 * time.Second
+	// walPatience is how long a writer that is never idle waits for readers to
+	// step out of a log that reached its high mark. Without that, reads that
+	// always overlap would let the log grow for ever; with more patience one long
+	// read would delay all writes.
+	walPatience = 100 * time.Millisecond
 )
 
 // Write runs fn in a write transaction and returns its result once that is
@@ -54,7 +60,7 @@ func Write[T any](ctx context.Context, s *Store, fn func(*Tx) (T, error)) (T, er
 	select {
 	case err := <-j.done:
 		if err == nil {
-			out = j.value.(T)
+			out, _ = j.value.(T) // not ok: T is an interface and the result nil
 		}
 		return out, err
 	case <-ctx.Done():
@@ -78,6 +84,16 @@ type job struct {
 	done  chan error
 }
 
+// abandoned answers a job whose caller left before it was started, and reports
+// that it did.
+func (j *job) abandoned() bool {
+	err := j.ctx.Err()
+	if err != nil {
+		j.answer(err)
+	}
+	return err != nil
+}
+
 func (j *job) answer(err error) {
 	if err == nil {
 		for _, h := range j.hooks {
@@ -93,6 +109,7 @@ var errAborted = errors.New("the batch was rolled back")
 type queue struct {
 	conn    *sql.Conn
 	walPath string
+	walHigh int64 // how much the log may grow before it is shrunk between batches
 	now     func() time.Time
 	log     *slog.Logger
 
@@ -113,7 +130,7 @@ func startQueue(db *sql.DB, walPath string, o Options) (*queue, error) {
 		return nil, fmt.Errorf("opening the writer: %w", err)
 	}
 	q := &queue{
-		conn: conn, walPath: walPath, now: o.Now, log: o.Log,
+		conn: conn, walPath: walPath, walHigh: o.walHigh, now: o.Now, log: o.Log,
 		jobs: make(chan *job, maxQueued), done: make(chan struct{}),
 		fail: func(string) error { return nil }, commits: func() {},
 	}
@@ -161,6 +178,7 @@ func (q *queue) loop() {
 	defer q.conn.Close()
 	idle := time.NewTimer(idleBeforeTruncate)
 	defer idle.Stop()
+	shrinkAt := q.walHigh
 	for {
 		select {
 		case j, ok := <-q.jobs:
@@ -169,55 +187,75 @@ func (q *queue) loop() {
 			}
 			q.batch(j)
 			idle.Reset(idleBeforeTruncate)
+			if size := q.walSize(); size >= shrinkAt {
+				shrinkAt = q.walHigh
+				if !q.truncateWAL(walPatience) {
+					shrinkAt += size
+				}
+			}
 		case <-idle.C:
-			q.truncateWAL()
+			if q.walSize() > walLimit && !q.truncateWAL(0) {
+				idle.Reset(idleBeforeTruncate)
+			}
 		}
 	}
 }
 
-// truncateWAL shrinks a log that a long reader let grow.
-func (q *queue) truncateWAL() {
+func (q *queue) walSize() int64 {
 	info, err := os.Stat(q.walPath)
-	if err != nil || info.Size() <= walLimit {
-		return
+	if err != nil {
+		return 0
 	}
-	if _, err := q.conn.ExecContext(context.Background(), "PRAGMA wal_checkpoint(TRUNCATE)"); err != nil {
-		q.log.Warn("the write-ahead log could not be truncated", "bytes", info.Size(), "error", err)
+	return info.Size()
+}
+
+// truncateWAL moves the log into the database and empties it. It reports
+// whether it could: readers that need the log for longer than wait prevent it.
+func (q *queue) truncateWAL(wait time.Duration) bool {
+	ctx := context.Background()
+	var busy, pages, moved int
+	_, err := q.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", wait.Milliseconds()))
+	if err == nil {
+		err = q.conn.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &moved)
 	}
+	_, restored := q.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", busyTimeout.Milliseconds()))
+	if err = errors.Join(err, restored); err != nil {
+		q.log.Warn("the write-ahead log could not be truncated", "bytes", q.walSize(), "error", err)
+		return false
+	}
+	return busy == 0
 }
 
 // batch runs first and what waits behind it in one transaction. If that
 // transaction fails as a whole nobody is answered yet: each function runs again
 // in a transaction of its own, and so only the guilty one fails.
 func (q *queue) batch(first *job) {
-	var ran []*job
-	verdicts := map[*job]error{}
+	if first.abandoned() {
+		return
+	}
+	ran := []*job{first}
+	var verdicts []error
 	err := q.transaction(func() error {
 		deadline := time.Now().Add(maxBatchTime)
-		for j := first; j != nil; j = q.more(len(ran), deadline) {
-			if j.ctx.Err() != nil {
-				j.answer(j.ctx.Err())
-				continue
-			}
-			ran = append(ran, j)
-			verdict, err := q.savepoint(j)
+		for i := 0; i < len(ran); i++ {
+			verdict, err := q.savepoint(ran[i])
 			if err != nil {
 				return err
 			}
-			verdicts[j] = verdict
+			verdicts = append(verdicts, verdict)
+			if j := q.more(len(ran), deadline); j != nil {
+				ran = append(ran, j)
+			}
 		}
 		return nil
 	})
 	if err == nil {
-		for _, j := range ran {
-			j.answer(verdicts[j])
+		for i, j := range ran {
+			j.answer(verdicts[i])
 		}
 		return
 	}
 	q.log.Warn("a write batch failed and runs again one by one", "functions", len(ran), "error", err)
-	if len(ran) == 0 { // the transaction never began
-		ran = []*job{first}
-	}
 	for _, j := range ran {
 		j.answer(q.alone(j))
 	}
@@ -226,15 +264,17 @@ func (q *queue) batch(first *job) {
 // more returns the next waiting job of a batch, or nil when the batch is full
 // or nothing waits.
 func (q *queue) more(n int, deadline time.Time) *job {
-	if n >= maxBatch || time.Now().After(deadline) {
-		return nil
+	for n < maxBatch && time.Now().Before(deadline) {
+		select {
+		case j := <-q.jobs:
+			if j == nil || !j.abandoned() { // nil: the queue is closed and empty
+				return j
+			}
+		default:
+			return nil
+		}
 	}
-	select {
-	case j := <-q.jobs:
-		return j
-	default:
-		return nil
-	}
+	return nil
 }
 
 // alone runs one job in a transaction of its own.
@@ -245,9 +285,6 @@ func (q *queue) alone(j *job) error {
 		verdict, err = q.savepoint(j)
 		return err
 	})
-	if err == nil {
-		return verdict
-	}
 	if verdict != nil {
 		return verdict
 	}

@@ -34,6 +34,9 @@ const readers = 8
 // the size above which an idle writer truncates it.
 const walLimit = 16 << 20
 
+// busyTimeout is how long a connection waits for a lock of another one.
+const busyTimeout = 5 * time.Second
+
 // Options says how to open a store.
 type Options struct {
 	// Dir is the state directory. It is created 0700 when absent; one that
@@ -51,6 +54,9 @@ type Options struct {
 	// fsName names the file system of a directory if it is a network one; nil
 	// means the operating system is asked.
 	fsName func(dir string) (string, error)
+	// walHigh is how much a busy writer lets the write-ahead log grow; 0 means
+	// four times walLimit.
+	walHigh int64
 }
 
 // Store is an open state directory. It is safe for concurrent use.
@@ -78,6 +84,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	if o.fsName == nil {
 		o.fsName = networkFS
+	}
+	if o.walHigh == 0 {
+		o.walHigh = 4 * walLimit
 	}
 	if err := privateDir(o.Dir); err != nil {
 		return nil, err
@@ -158,7 +167,7 @@ func (s *Store) Close() error {
 // busy_timeout comes first: the others may have to wait.
 func dsn(path string, readOnly bool) string {
 	q := url.Values{}
-	for _, p := range []string{"busy_timeout(5000)", "foreign_keys(1)"} {
+	for _, p := range []string{fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "foreign_keys(1)"} {
 		q.Add("_pragma", p)
 	}
 	if readOnly {
@@ -211,7 +220,7 @@ func IsTrouble(err error) bool {
 		return true
 	}
 	var e *sqlite.Error
-	return errors.As(err, &e)
+	return errors.As(err, &e) && !IsConstraint(err)
 }
 
 // IsConstraint reports whether err is a violated UNIQUE, CHECK, NOT NULL or

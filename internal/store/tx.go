@@ -88,10 +88,24 @@ func (r row) Scan(dest ...any) error {
 }
 
 func (tx *Tx) note(err error) error {
-	if tx.broken == nil && mayAbort(err) {
+	if tx.broken == nil && (mayAbort(err) || tx.endedBy(err)) {
 		tx.broken = err
 	}
 	return err
+}
+
+// endedBy reports whether the statement that failed with err took the whole
+// transaction with it, as OR ROLLBACK and RAISE(ROLLBACK) do with an error code
+// that says no more than any violated constraint. SQLite refuses a BEGIN inside
+// a transaction, so one that works is the proof; what it opened is rolled back
+// with the batch.
+func (tx *Tx) endedBy(err error) bool {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	_, err = tx.conn.ExecContext(tx.ctx, "BEGIN")
+	return err == nil
 }
 
 // mayAbort reports whether SQLite may have rolled back the whole transaction
@@ -139,7 +153,7 @@ func (r *Reader) Query(each func(Scanner) error, query string, args ...any) erro
 func Read(ctx context.Context, s *Store, fn func(*Reader) error) error {
 	tx, err := s.reader.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
-		return err
+		return errors.Join(s.queue.alive(), err)
 	}
 	defer tx.Rollback()
 	return fn(&Reader{ctx, tx})
