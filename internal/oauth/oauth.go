@@ -96,6 +96,7 @@ type Server struct {
 	rand      io.Reader
 	addr      func(*http.Request) string
 	log       *slog.Logger
+	front     frontDoor
 }
 
 // New checks the options and returns a server. It fails when a redirect of the
@@ -126,6 +127,7 @@ func New(o Options) (*Server, error) {
 		password: o.Password, documents: o.Documents,
 		clients: Clients{Store: o.Store, SharedOwner: o.SharedOwner, Redirects: policy, Now: o.Now, Rand: o.Rand, Ended: o.Ended},
 		now:     o.Now, rand: o.Rand, addr: o.ClientAddr, log: o.Log,
+		front: newFrontDoor(issuer, o.Rand),
 	}, nil
 }
 
