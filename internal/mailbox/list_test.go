@@ -235,7 +235,7 @@ func TestAWaitEndsWithTheNextMessage(t *testing.T) {
 func TestNoMessageSlipsPastAWait(t *testing.T) {
 	b := newBox(t, mailbox.Options{})
 	b.register("a", "b")
-	for range 200 {
+	for range 100 {
 		end := b.wait(t.Context(), mailbox.ListPeerMessagesIn{PeerID: "b"})
 		id := b.send("a", "b", "x").Message.MessageID
 		out, err := end()

@@ -108,7 +108,7 @@ type AllMessagesOut struct {
 // scanRows is how many messages one transaction of an owner's command looks at.
 // Rare filters walk the whole history in such steps instead of costing every
 // send an index.
-const scanRows = 2000
+const scanRows = 1000
 
 const messagesBackwards = `SELECT m.id, m.owner, m.message_id, f.peer_id, t.peer_id, m.text_length, coalesce(r.message_id, ''), h.message_id, m.hop,
 	m.created_at, coalesce(m.processed_at, 0), coalesce(m.read_at, 0), coalesce(m.purged_at, 0), m.recipient_generation` +

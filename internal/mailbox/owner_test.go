@@ -108,14 +108,14 @@ func TestOwnerScansGoPastOneStep(t *testing.T) {
 	b := newBox(t, mailbox.Options{})
 	b.register("a", "b", "c")
 	first := b.send("a", "c", "the oldest").Message.MessageID
-	fill(t, b.store, "a", "b", mailbox.ScanRows*2)
+	fill(t, b.store, "a", "b", mailbox.ScanRows+10)
 	got := must(b.AllMessages(t.Context(), mailbox.AllMessagesIn{PeerID: "c"}))(t)
 	if len(got.Messages) != 1 || got.Messages[0].MessageID != first {
 		t.Errorf("got %+v", got)
 	}
 	b.clock.advance(time.Hour)
 	out := must(b.Purge(t.Context(), mailbox.PurgeIn{Before: b.clock.now(), IncludeUnprocessed: true}))(t)
-	if want := int64(mailbox.ScanRows*2 + 1); out.Purged != want || b.peer("b").UnprocessedCount != 0 {
+	if want := int64(mailbox.ScanRows + 11); out.Purged != want || b.peer("b").UnprocessedCount != 0 {
 		t.Errorf("purged %d of %d, %d still counted", out.Purged, want, b.peer("b").UnprocessedCount)
 	}
 }
