@@ -144,11 +144,27 @@ func TestPanicInAHandlerIsAnAnswer(t *testing.T) {
 	}
 }
 
-func TestListenStreamEndsWithTheGateway(t *testing.T) {
+func TestNothingToListenTo(t *testing.T) {
 	h := start(t, testConfig(t))
 	resp, body := h.do(t, request{path: "/mcp", header: modern("subscriptions/listen"), body: rpc(true, "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}})})
 	if resp.StatusCode != 200 || !strings.Contains(body, "acknowledged") {
 		t.Errorf("status %d: %s", resp.StatusCode, body)
+	}
+}
+
+func TestListeningEndsWithTheGateway(t *testing.T) {
+	g := open(t, testConfig(t), io.Discard)
+	h := serve(t, g, g.HandlerFor(mcp.NewServer(&mcp.Implementation{Name: "fixture", Version: "1"}, &mcp.ServerOptions{
+		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{ListChanged: true}},
+	})))
+	resp := h.open(t, t.Context(), request{path: "/mcp", header: modern("subscriptions/listen"), body: rpc(true, "subscriptions/listen", map[string]any{"notifications": map[string]any{"toolsListChanged": true}})})
+	defer resp.Body.Close()
+	r := bufio.NewReader(resp.Body)
+	readUntil(t, r, "data: ", 1) // acknowledged
+	readUntil(t, r, ": ok", 2)
+	h.stop()
+	if _, err := io.ReadAll(r); err != nil {
+		t.Error(err)
 	}
 }
 
