@@ -58,7 +58,7 @@ func (s scope) id(cursor *string) (int64, error) {
 		return 0, err
 	}
 	id, n := binary.Uvarint([]byte(key))
-	if n != len(key) || id == 0 || id > 1<<62 {
+	if n != len(key) {
 		return 0, InvalidCursor.New("cursor is damaged.")
 	}
 	return int64(id), nil

@@ -232,6 +232,21 @@ func TestAWaitEndsWithTheNextMessage(t *testing.T) {
 	b.untilWaiting(0)
 }
 
+func TestAWaitOnAThreadSeesBothDirections(t *testing.T) {
+	b := newBox(t, mailbox.Options{})
+	b.register("a", "b")
+	root := b.send("a", "b", "1").Message.MessageID
+	second := b.send("b", "a", "2", root).Message.MessageID
+	b.clock.advance(time.Hour)
+	must(b.Purge(t.Context(), mailbox.PurgeIn{Before: b.clock.now(), IncludeUnprocessed: true}))(t)
+	end := b.wait(t.Context(), mailbox.ListPeerMessagesIn{PeerID: "a", ThreadID: &root})
+	b.untilWaiting(1)
+	third := b.send("a", "b", "3", second).Message.MessageID
+	if out, err := end(); err != nil || !slices.Equal(idsOf(out.Messages), []string{third}) {
+		t.Errorf("got %+v, %v", out, err)
+	}
+}
+
 func TestNoMessageSlipsPastAWait(t *testing.T) {
 	b := newBox(t, mailbox.Options{})
 	b.register("a", "b")

@@ -36,7 +36,7 @@ func TestSendRefusesWhatBreaksARule(t *testing.T) {
 	b.stop("gone")
 	first := b.send("a", "b", "first").Message
 	answered := b.send("a", "b", "answered").Message
-	b.send("b", "a", "the answer", answered.MessageID)
+	answer := b.send("b", "a", "the answer", answered.MessageID).Message
 	audits := len(b.audited())
 
 	for _, c := range []struct {
@@ -71,8 +71,11 @@ func TestSendRefusesWhatBreaksARule(t *testing.T) {
 		}, mailbox.ReplyMismatch, "from a to b"},
 		{"a second answer", func(in *mailbox.SendPeerMessageIn) {
 			in.FromPeerID, in.ToPeerID, in.InReplyTo = "b", "a", &answered.MessageID
-		}, mailbox.AlreadyReplied, b.get(answered.MessageID).ReplyMessageID},
+		}, mailbox.AlreadyReplied, answer.MessageID},
 		{"a used messageId with another text", func(in *mailbox.SendPeerMessageIn) { in.MessageID = first.MessageID }, mailbox.KeyConflict, "another text."},
+		{"the messageId of an answer without inReplyTo", func(in *mailbox.SendPeerMessageIn) {
+			in.MessageID, in.FromPeerID, in.ToPeerID, in.Text = answer.MessageID, "b", "a", "the answer"
+		}, mailbox.KeyConflict, "another inReplyTo."},
 		{"a used messageId with all else", func(in *mailbox.SendPeerMessageIn) {
 			in.MessageID, in.FromPeerID, in.ToPeerID, in.InReplyTo = first.MessageID, "b", "a", &first.MessageID
 		}, mailbox.KeyConflict, "another fromPeerId, toPeerId, inReplyTo, text."},
