@@ -164,6 +164,7 @@ type Gateway struct {
 	cmd            *exec.Cmd
 	stdout, stderr buffer
 	ended          chan struct{} // closed when it has ended
+	killed         bool
 }
 
 // Serve starts the gateway and waits for its ready line.
@@ -182,8 +183,9 @@ func (h *Home) Serve() *Gateway {
 		close(g.ended)
 	}()
 	h.t.Cleanup(func() {
+		wanted := g.killed
 		g.Kill()
-		if h.t.Failed() {
+		if h.t.Failed() && !wanted {
 			log := g.stderr.String()
 			h.t.Logf("the gateway's log ends with\n%s", log[max(0, len(log)-4000):])
 		}
@@ -207,6 +209,7 @@ func (g *Gateway) PID() int { return g.cmd.Process.Pid }
 
 // Kill ends the gateway with SIGKILL, if it runs.
 func (g *Gateway) Kill() {
+	g.killed = true
 	_ = g.cmd.Process.Kill()
 	<-g.ended
 }
