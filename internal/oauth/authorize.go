@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/consent"
 	"agentrelay/internal/oauth/owner"
 	"agentrelay/internal/principal"
@@ -312,12 +313,12 @@ func (s *Server) checkPassword(w http.ResponseWriter, r *http.Request, v *visit,
 	case err != nil:
 		s.refusePage(w, r, err)
 	case try.Wait > 0:
-		s.log.Warn("sign-in refused during a pause", "wait", try.Wait, "client", s.addr(r))
+		s.log.Warn("sign-in refused during a pause", "wait_ms", try.Wait.Milliseconds(), "client", s.addr(r))
 		if err := s.front.pages.Locked(w, try.Wait, "authorize?"+v.params.Encode()); err != nil {
 			s.log.Error("locked page not shown", "error", err)
 		}
 	case !right:
-		s.log.Warn("wrong owner password", "pause", try.Pause, "client", s.addr(r))
+		s.log.Warn("wrong owner password", "pause_ms", try.Pause.Milliseconds(), "client", s.addr(r))
 		problem := "This is not the owner password."
 		if try.Pause > 0 {
 			problem += " The next try is possible in " + consent.Words(try.Pause) + "."
@@ -401,6 +402,10 @@ func (s *Server) problemOf(e *pageError, id string) consent.Problem {
 		p = consent.UnknownClient(e.message, s.resource.String())
 	case e.code == invalidClient.Code:
 		p.Heading = "This client cannot be verified"
+		var document *cimd.Error
+		if errors.As(e.cause, &document) {
+			p.Message += " " + document.Reason
+		}
 	case e.code == invalidRedirectURI.Code:
 		p.Heading = "This address is not allowed"
 	case e.status >= http.StatusInternalServerError:

@@ -87,7 +87,9 @@ func (b *browser) send(method, target, body string, header ...string) *page {
 	return p
 }
 
-func (b *browser) open(v url.Values) *page { return b.send(http.MethodGet, "/authorize?"+v.Encode(), "") }
+func (b *browser) open(v url.Values) *page {
+	return b.send(http.MethodGet, "/authorize?"+v.Encode(), "")
+}
 
 // cookie is the value of the cookie whose name ends in suffix.
 func (b *browser) cookie(suffix string) string {
@@ -498,12 +500,12 @@ func TestFormAction(t *testing.T) {
 	r := newDoor(t, func(o *Options) { o.Redirects = []string{"https://app.test:8443/cb"} })
 	const cursor = "cursor://anysphere.cursor-mcp/oauth/callback"
 	for redirectURI, want := range map[string]string{
-		claude:                            "form-action 'self' https://claude.ai;",
-		cursor:                            "form-action 'self' cursor:;",
-		"http://localhost:53682/callback": "form-action 'self' http://localhost:53682;",
-		"http://127.0.0.1:9/":             "form-action 'self' http://127.0.0.1:9;",
-		"http://[::1]:9/":                 "form-action 'self' http:;",
-		"https://app.test:8443/cb":        "form-action 'self' https://app.test:8443;",
+		claude:                            "form-action 'self' https://claude.ai https:;",
+		cursor:                            "form-action 'self' cursor: https:;",
+		"http://localhost:53682/callback": "form-action 'self' http://localhost:53682 https:;",
+		"http://127.0.0.1:9/":             "form-action 'self' http://127.0.0.1:9 https:;",
+		"http://[::1]:9/":                 "form-action 'self' http: https:;",
+		"https://app.test:8443/cb":        "form-action 'self' https://app.test:8443 https:;",
 	} {
 		id := r.register(redirectURI)
 		p := r.browser(home).open(authorizeParams(id, redirectURI)).wantPage(http.StatusOK, "")
@@ -523,7 +525,7 @@ func TestRefusedRequests(t *testing.T) {
 	b := r.browser(home)
 	before := r.rows()
 	b.open(authorizeParams("nobody", claude)).wantPage(http.StatusBadRequest, "Remove the connector")
-	b.open(authorizeParams("https://app.test/client.json", claude)).wantPage(http.StatusBadRequest, "cannot be verified")
+	b.open(authorizeParams("https://app.test/client.json", claude)).wantPage(http.StatusBadRequest, "cannot be verified").wantPage(http.StatusBadRequest, "There is no document.")
 	b.open(authorizeParams(id, "https://evil.test/cb")).wantPage(http.StatusBadRequest, "has not registered")
 	b.open(authorizeParams(id, "https://unlisted.test/cb")).wantPage(http.StatusBadRequest, "oauth.redirects")
 	b.open(url.Values{}).wantPage(http.StatusBadRequest, "client_id")

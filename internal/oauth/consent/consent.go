@@ -4,10 +4,9 @@
 // It owns their words, their look and the headers that keep them safe to show.
 // It promises pages that need no script, read well on a phone and to a screen
 // reader, show what a client says about itself only as text, and cannot be
-// framed, cached or made to send a form anywhere but to this gateway and the one
-// redirect target of the request (else a browser that applies form-action to
-// redirects would drop the answer). It decides nothing: the fields of a form come
-// back to internal/oauth.
+// framed or cached, and whose form can be sent only to this gateway, on from
+// there to the redirect target of the request, and on from there over https. It
+// decides nothing: the fields of a form come back to internal/oauth.
 package consent
 
 import (
@@ -76,6 +75,18 @@ type Client struct {
 	ID   string
 	Name string // its own claim; "" when it has none
 	Kind string
+}
+
+// maxShownName leaves no room for a name that tells a story, in characters.
+const maxShownName = 60
+
+// ShownName is the name, cut when it is long.
+func (c Client) ShownName() string {
+	runes := []rune(c.Name)
+	if len(runes) <= maxShownName {
+		return c.Name
+	}
+	return strings.TrimSpace(string(runes[:maxShownName-1])) + "…"
 }
 
 // Host is the host that vouches for a client whose id is a URL.
@@ -152,8 +163,8 @@ func (q Question) Permissions() []Choice {
 		principal.Mailbox:    {"Messages", "See your other agents, and exchange messages with them."},
 		principal.FilesRead:  {"Read files", "List, search, read and download files of your projects."},
 		principal.FilesWrite: {"Change files", "Create, edit and upload files in your projects."},
-		principal.Commands:   {"Run commands", "Run programs on your machines, with the rights of your user there."},
-		principal.Agents:     {"Direct agents", "Start coding agents on your machines, instruct them, and answer what they ask."},
+		principal.Commands:   {"Run commands", "Run programs on your machines, as your user there."},
+		principal.Agents:     {"Direct agents", "Start agents on your machines, instruct and answer them."},
 		principal.Devices:    {"Use devices", "Call the tools of your paired devices, which ask you first."},
 	}
 	var out []Choice
@@ -165,7 +176,7 @@ func (q Question) Permissions() []Choice {
 
 // Consent shows the question.
 func (p *Pages) Consent(w http.ResponseWriter, status int, q Question) error {
-	name := q.Client.Name
+	name := q.Client.ShownName()
 	if name == "" {
 		name = "this client"
 	}
@@ -248,12 +259,16 @@ func (p *Pages) setHeaders(h http.Header, redirectURI string) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// policy is the Content-Security-Policy of a page whose form may end at
+// policy is the Content-Security-Policy of a page whose form may lead to
 // redirectURI; "" is none.
 func (p *Pages) policy(redirectURI string) string {
 	formAction := "'self'"
 	if target := formTarget(redirectURI); target != "" {
-		formAction += " " + target
+		// Chromium applies the directive to every redirect that follows, and
+		// clients do redirect on: www.cursor.com to cursor.com, a program on
+		// loopback to its maker's page. A hop that is not admitted leaves the
+		// owner on this page although the client has its code.
+		formAction += " " + target + " https:"
 	}
 	return "default-src 'none'; style-src 'sha256-" + p.styleHash + "'; form-action " + formAction + "; frame-ancestors 'none'; base-uri 'none'"
 }

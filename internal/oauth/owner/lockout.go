@@ -113,13 +113,16 @@ func Begin(tx *store.Tx, address string) (Try, error) {
 	}
 	var t Try
 	if key != "" {
+		isNew := own == counted{}
 		own = own.next(perAddress, now)
 		t.Pause = perAddress.pause(own.failures)
 		if err := write(tx, key, own); err != nil {
 			return Try{}, err
 		}
-		if err := trim(tx); err != nil {
-			return Try{}, err
+		if isNew {
+			if err := trim(tx); err != nil {
+				return Try{}, err
+			}
 		}
 	}
 	if !own.knownUntil.After(now) {
