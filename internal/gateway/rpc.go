@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -65,12 +66,23 @@ func rpcFailure(body []byte, number int64, message, id string) rpcResponse {
 	return rpcResponse{"2.0", requestID(body), e}
 }
 
-// explain adds the kind and the id that joins the error to the log. Data that
-// an error has already is left as it is.
+// explain adds the kind and the id that joins the error to the log to the data
+// of an error. What the protocol defines for that data stays as it is.
 func (e *rpcError) explain(id string) {
-	if k, ok := rpcKindOf(e.Code); ok && len(e.Data) == 0 {
-		e.Data = encode(newFailure(k.New(""), id))
+	k, ok := rpcKindOf(e.Code)
+	if !ok {
+		return
 	}
+	data := map[string]json.RawMessage{}
+	if len(e.Data) > 0 && json.Unmarshal(e.Data, &data) != nil {
+		return // no object: there is no room for ours
+	}
+	var ours map[string]json.RawMessage
+	if err := json.Unmarshal(encode(newFailure(k.New(""), id)), &ours); err != nil {
+		panic(err) // we encoded it
+	}
+	maps.Copy(ours, data)
+	e.Data = encode(ours)
 }
 
 // name is the error in the log.

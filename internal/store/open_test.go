@@ -145,12 +145,12 @@ func TestPragmasOfEveryConnection(t *testing.T) {
 			}
 		}
 	}
-	check("writer", s.queue.conn, map[string]string{
+	check("writer", s.queue.session.conn, map[string]string{
 		"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "5000", "query_only": "0",
 		"journal_size_limit": strconv.Itoa(walLimit), "fullfsync": "1", "checkpoint_fullfsync": "1",
 	})
 	for i := range readers {
-		conn, err := s.reader.Conn(context.Background())
+		conn, err := s.reads.db.Conn(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -335,7 +335,7 @@ func TestWALIsBounded(t *testing.T) {
 	t.Parallel() // most of it is waiting
 	dir := t.TempDir() + "/state"
 	s := open(t, dir)
-	tx, err := s.reader.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+	tx, err := s.reads.db.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}

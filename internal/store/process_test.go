@@ -159,11 +159,11 @@ func list(t *testing.T, dir string) string {
 }
 
 // Answered means stored: a process that is killed at any instant has lost
-// nothing that it acknowledged. CRASH_ROUNDS sets the number of kills.
+// nothing that it acknowledged. AGENT_RELAY_CRASH_ROUNDS sets the number of kills.
 func TestKillLosesNothingAcknowledged(t *testing.T) {
 	dir := t.TempDir() + "/state"
 	acknowledged := map[int]bool{}
-	for round := range rounds(t, "CRASH_ROUNDS", 20) {
+	for round := range rounds(t, "AGENT_RELAY_CRASH_ROUNDS", 20) {
 		cmd, lines := child(t, "write", dir)
 		kill := time.AfterFunc(time.Duration(rand.IntN(80_000))*time.Microsecond, func() { _ = cmd.Process.Signal(syscall.SIGKILL) })
 		for lines.Scan() {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -107,7 +108,7 @@ func (j *job) answer(err error) {
 var errAborted = errors.New("the batch was rolled back")
 
 type queue struct {
-	conn    *sql.Conn
+	session *session
 	walPath string
 	walHigh int64 // how much the log may grow before it is shrunk between batches
 	now     func() time.Time
@@ -118,10 +119,10 @@ type queue struct {
 	jobs   chan *job
 	done   chan struct{}
 
+	commits atomic.Int64
+
 	// fail, in tests, is asked before each step and can make it fail.
 	fail func(step string) error
-	// commits counts transactions, for tests and benchmarks.
-	commits func()
 }
 
 func startQueue(db *sql.DB, walPath string, o Options) (*queue, error) {
@@ -130,9 +131,9 @@ func startQueue(db *sql.DB, walPath string, o Options) (*queue, error) {
 		return nil, fmt.Errorf("opening the writer: %w", err)
 	}
 	q := &queue{
-		conn: conn, walPath: walPath, walHigh: o.walHigh, now: o.Now, log: o.Log,
+		session: newSession(conn), walPath: walPath, walHigh: o.walHigh, now: o.Now, log: o.Log,
 		jobs: make(chan *job, maxQueued), done: make(chan struct{}),
-		fail: func(string) error { return nil }, commits: func() {},
+		fail: func(string) error { return nil },
 	}
 	go q.loop()
 	return q, nil
@@ -175,7 +176,7 @@ func (q *queue) close() {
 
 func (q *queue) loop() {
 	defer close(q.done)
-	defer q.conn.Close()
+	defer q.session.conn.Close()
 	idle := time.NewTimer(idleBeforeTruncate)
 	defer idle.Stop()
 	shrinkAt := q.walHigh
@@ -214,11 +215,11 @@ func (q *queue) walSize() int64 {
 func (q *queue) truncateWAL(wait time.Duration) bool {
 	ctx := context.Background()
 	var busy, pages, moved int
-	_, err := q.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", wait.Milliseconds()))
+	_, err := q.session.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", wait.Milliseconds()))
 	if err == nil {
-		err = q.conn.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &moved)
+		err = q.session.conn.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &moved)
 	}
-	_, restored := q.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", busyTimeout.Milliseconds()))
+	_, restored := q.session.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", busyTimeout.Milliseconds()))
 	if err = errors.Join(err, restored); err != nil {
 		q.log.Warn("the write-ahead log could not be truncated", "bytes", q.walSize(), "error", err)
 		return false
@@ -300,14 +301,14 @@ func (q *queue) transaction(body func() error) error {
 	err := body()
 	if err == nil {
 		if err = q.step("COMMIT"); err == nil {
-			q.commits()
+			q.commits.Add(1)
 			return nil
 		}
 		err = fmt.Errorf("committing: %w", err)
 	}
 	// SQLite may have rolled back already; then this says "no transaction is
 	// active", which is what we want.
-	_, _ = q.conn.ExecContext(context.Background(), "ROLLBACK")
+	_, _ = q.session.conn.ExecContext(context.Background(), "ROLLBACK")
 	return err
 }
 
@@ -318,7 +319,7 @@ func (q *queue) savepoint(j *job) (verdict, err error) {
 	if err := q.step("SAVEPOINT job"); err != nil {
 		return nil, fmt.Errorf("%w: %w", errAborted, err)
 	}
-	tx := &Tx{ctx: context.Background(), conn: q.conn, now: q.now().UTC().Truncate(time.Millisecond)}
+	tx := &Tx{ctx: context.Background(), session: q.session, now: q.now().UTC().Truncate(time.Millisecond)}
 	verdict = guard(j.run, tx)
 	if tx.broken != nil {
 		return verdict, fmt.Errorf("%w: %w", errAborted, tx.broken)
@@ -349,6 +350,6 @@ func (q *queue) step(sql string) error {
 	if err := q.fail(sql); err != nil {
 		return err
 	}
-	_, err := q.conn.ExecContext(context.Background(), sql)
+	_, err := q.session.exec(context.Background(), sql)
 	return err
 }

@@ -64,7 +64,7 @@ type Store struct {
 	dir    string
 	lock   *lock
 	writer *sql.DB
-	reader *sql.DB
+	reads  *readPool
 	queue  *queue
 }
 
@@ -127,13 +127,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err = migrate(ctx, s.writer, o); err != nil {
 		return nil, err
 	}
-	if s.reader, err = sql.Open("sqlite", dsn(path, true)); err != nil {
+	reader, err := sql.Open("sqlite", dsn(path, true))
+	if err != nil {
 		return nil, fmt.Errorf("opening %s for reading: %w", path, err)
 	}
-	s.reader.SetMaxOpenConns(readers)
-	s.reader.SetMaxIdleConns(readers)
+	s.reads = newReadPool(reader)
 	if s.queue, err = startQueue(s.writer, path+"-wal", o); err != nil {
-		s.reader.Close()
+		reader.Close()
 		return nil, err
 	}
 	return s, nil
@@ -141,6 +141,10 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 
 // Dir returns the state directory.
 func (s *Store) Dir() string { return s.dir }
+
+// Commits is the number of write transactions committed since [Open]. Writes
+// that share a commit count once.
+func (s *Store) Commits() int64 { return s.queue.commits.Load() }
 
 // Ping reports whether the database answers a read and the write queue is
 // alive, without writing.
@@ -158,7 +162,7 @@ func (s *Store) Ping(ctx context.Context) error {
 // [ErrClosed], closes the database and releases the lock.
 func (s *Store) Close() error {
 	s.queue.close()
-	err := errors.Join(s.reader.Close(), s.writer.Close())
+	err := errors.Join(s.reads.close(), s.writer.Close())
 	s.lock.release()
 	return err
 }

@@ -26,10 +26,10 @@ type Scanner interface{ Scan(dest ...any) error }
 // Tx is the transaction of one function of the write queue. It is valid only
 // until that function returns.
 type Tx struct {
-	ctx   context.Context
-	conn  *sql.Conn
-	now   time.Time
-	hooks []func()
+	ctx     context.Context
+	session *session
+	now     time.Time
+	hooks   []func()
 	// broken is the first error after which SQLite may have rolled the whole
 	// transaction back by itself. From then on nothing more may run on it.
 	broken error
@@ -49,7 +49,7 @@ func (tx *Tx) Exec(query string, args ...any) (int64, error) {
 	if tx.broken != nil {
 		return 0, tx.broken
 	}
-	res, err := tx.conn.ExecContext(tx.ctx, query, args...)
+	res, err := tx.session.exec(tx.ctx, query, args...)
 	if err != nil {
 		return 0, tx.note(err)
 	}
@@ -67,11 +67,7 @@ func (tx *Tx) Query(each func(Scanner) error, query string, args ...any) error {
 	if tx.broken != nil {
 		return tx.broken
 	}
-	rows, err := tx.conn.QueryContext(tx.ctx, query, args...)
-	if err != nil {
-		return tx.note(err)
-	}
-	return tx.note(scanAll(rows, each))
+	return tx.note(tx.session.query(tx.ctx, each, query, args...))
 }
 
 type row struct {
@@ -84,7 +80,7 @@ func (r row) Scan(dest ...any) error {
 	if r.tx.broken != nil {
 		return r.tx.broken
 	}
-	return r.tx.note(r.tx.conn.QueryRowContext(r.tx.ctx, r.query, r.args...).Scan(dest...))
+	return r.tx.note(r.tx.session.scan(r.tx.ctx, dest, r.query, r.args...))
 }
 
 func (tx *Tx) note(err error) error {
@@ -104,7 +100,7 @@ func (tx *Tx) endedBy(err error) bool {
 	if !errors.As(err, &e) {
 		return false
 	}
-	_, err = tx.conn.ExecContext(tx.ctx, "BEGIN")
+	_, err = tx.session.conn.ExecContext(tx.ctx, "BEGIN")
 	return err == nil
 }
 
@@ -129,42 +125,38 @@ func mayAbort(err error) bool {
 // Reader is a read transaction: every query of one function sees the same
 // snapshot.
 type Reader struct {
-	ctx context.Context
-	tx  *sql.Tx
+	ctx     context.Context
+	session *session
 }
 
 // QueryRow implements [Querier].
 func (r *Reader) QueryRow(query string, args ...any) Scanner {
-	return r.tx.QueryRowContext(r.ctx, query, args...)
+	return readRow{r, query, args}
 }
 
 // Query implements [Querier].
 func (r *Reader) Query(each func(Scanner) error, query string, args ...any) error {
-	rows, err := r.tx.QueryContext(r.ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	return scanAll(rows, each)
+	return r.session.query(r.ctx, each, query, args...)
+}
+
+type readRow struct {
+	r     *Reader
+	query string
+	args  []any
+}
+
+func (r readRow) Scan(dest ...any) error {
+	return r.r.session.scan(r.r.ctx, dest, r.query, r.args...)
 }
 
 // Read calls fn with a read transaction. It ends with ctx. fn must not keep the
 // Reader, and must not wait for anything else while it runs: a long read keeps
 // the write-ahead log from shrinking.
 func Read(ctx context.Context, s *Store, fn func(*Reader) error) error {
-	tx, err := s.reader.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	session, err := s.reads.begin(ctx)
 	if err != nil {
 		return errors.Join(s.queue.alive(), err)
 	}
-	defer tx.Rollback()
-	return fn(&Reader{ctx, tx})
-}
-
-func scanAll(rows *sql.Rows, each func(Scanner) error) error {
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+	defer s.reads.end(session)
+	return fn(&Reader{ctx, session})
 }
