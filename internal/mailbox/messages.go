@@ -42,7 +42,7 @@ func (s *Service) GetPeerMessage(ctx context.Context, who principal.Principal, i
 		if err != nil {
 			return GetPeerMessageOut{}, fmt.Errorf("marking a message read: %w", err)
 		}
-		if err := seen(tx, reader.id); err != nil {
+		if err := seen(tx, reader); err != nil {
 			return GetPeerMessageOut{}, err
 		}
 		out, _, err := s.get(tx, who.Owner, id, in)
@@ -104,7 +104,7 @@ func (s *Service) AckPeerMessage(ctx context.Context, who principal.Principal, i
 		if m.to != p.id {
 			return AckPeerMessageOut{}, NotRecipient.Newf("peerId is not the recipient of this message, which is %s.", m.ToPeerID)
 		}
-		if err := seen(tx, p.id); err != nil {
+		if err := seen(tx, p); err != nil {
 			return AckPeerMessageOut{}, err
 		}
 		if m.State == Processed {

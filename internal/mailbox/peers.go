@@ -136,7 +136,7 @@ func (s *Service) restartPeer(tx *store.Tx, who principal.Principal, p peerRow, 
 
 // renamePeer is the registration of a peer that is already there.
 func renamePeer(tx *store.Tx, who principal.Principal, p peerRow, displayName string) error {
-	if err := seen(tx, p.id); err != nil {
+	if err := seen(tx, p); err != nil {
 		return err
 	}
 	if displayName == "" || displayName == p.displayName {
@@ -274,12 +274,19 @@ func peerRows(q store.Querier, query string, args ...any) ([]peerRow, error) {
 // seenEvery is how exact lastSeenAt is, and so how often reading writes.
 const seenEvery = time.Minute
 
+// seenLately reports whether lastSeenAt is exact enough. A time to come, left by
+// a clock that was set back, is not.
+func (p peerRow) seenLately(now time.Time) bool {
+	age := now.UnixMilli() - p.lastSeenAt
+	return age >= 0 && age < seenEvery.Milliseconds()
+}
+
 // seen notes that something was done in the name of a peer.
-func seen(tx *store.Tx, peer int64) error {
-	now := tx.Now()
-	_, err := tx.Exec(`UPDATE mailbox_peers SET last_seen_at = ? WHERE id = ? AND last_seen_at NOT BETWEEN ? AND ?`,
-		now.UnixMilli(), peer, now.Add(-seenEvery).UnixMilli()+1, now.UnixMilli())
-	if err != nil {
+func seen(tx *store.Tx, p peerRow) error {
+	if p.seenLately(tx.Now()) {
+		return nil
+	}
+	if _, err := tx.Exec(`UPDATE mailbox_peers SET last_seen_at = ? WHERE id = ?`, tx.Now().UnixMilli(), p.id); err != nil {
 		return fmt.Errorf("noting that a peer was seen: %w", err)
 	}
 	return nil
@@ -289,12 +296,12 @@ func seen(tx *store.Tx, peer int64) error {
 // answered, so a failure is for the log, and a stalled disk holds it up for a
 // second at most.
 func (s *Service) sawReader(ctx context.Context, p peerRow) {
-	if age := s.now().UnixMilli() - p.lastSeenAt; age >= 0 && age < seenEvery.Milliseconds() {
+	if p.seenLately(s.now()) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := store.Exec(ctx, s.store, func(tx *store.Tx) error { return seen(tx, p.id) }); err != nil {
+	if err := store.Exec(ctx, s.store, func(tx *store.Tx) error { return seen(tx, p) }); err != nil {
 		s.log.Warn("when a peer was last seen could not be stored", "error", err)
 	}
 }

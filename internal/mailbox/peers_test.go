@@ -172,6 +172,10 @@ func TestStopAndRegisterBeginsAGeneration(t *testing.T) {
 	refused(t, err, mailbox.UnknownMessage)
 	_, err = b.AckPeerMessage(t.Context(), b.who, mailbox.AckPeerMessageIn{MessageID: old.Message.MessageID, PeerID: "b", OwnGeneration: true})
 	refused(t, err, mailbox.UnknownMessage)
+	answer := sendIn("b", "a", "x")
+	answer.InReplyTo, answer.OwnGeneration = &old.Message.MessageID, true
+	_, err = b.SendPeerMessage(t.Context(), b.who, answer)
+	refused(t, err, mailbox.UnknownMessage)
 
 	b.ack(old.Message.MessageID, "b")
 	if got := b.list(mailbox.ListPeerMessagesIn{PeerID: "b", OwnGeneration: true}); got.UnprocessedCount != 1 {

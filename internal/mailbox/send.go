@@ -18,10 +18,11 @@ type newMessage struct {
 	text                string
 	textLength          int
 	inReplyTo           string // '' for the first message of a thread
+	ownGeneration       bool
 }
 
 func checkSend(in SendPeerMessageIn) (newMessage, error) {
-	m := newMessage{from: in.FromPeerID, to: in.ToPeerID, text: in.Text}
+	m := newMessage{from: in.FromPeerID, to: in.ToPeerID, text: in.Text, ownGeneration: in.OwnGeneration}
 	var err error
 	if m.messageID, err = lowerUUID("messageId", in.MessageID); err != nil {
 		return m, err
@@ -132,7 +133,7 @@ func (s *Service) send(tx *store.Tx, who principal.Principal, m newMessage) (Sen
 	if err != nil {
 		return none, err
 	}
-	if err := seen(tx, from.id); err != nil {
+	if err := seen(tx, from); err != nil {
 		return none, err
 	}
 	if err := audit.Record(tx, who, "message.send", m.messageID, audit.OK, "from", m.from, "to", m.to); err != nil {
@@ -160,8 +161,8 @@ func placeOfReply(tx *store.Tx, owner string, m newMessage, from, to peerRow) (p
 	switch {
 	case err != nil:
 		return place{}, err
-	case !found:
-		return place{}, UnknownMessage.New("inReplyTo names no message of this owner.")
+	case !found || (m.ownGeneration && o.outside(from)):
+		return place{}, UnknownMessage.New("inReplyTo names no message that this peer can answer.")
 	case o.from != to.id || o.to != from.id:
 		return place{}, ReplyMismatch.Newf("inReplyTo is a message from %s to %s.", o.FromPeerID, o.ToPeerID)
 	case o.replyMessageID != "":

@@ -143,6 +143,10 @@ type SendPeerMessageIn struct {
 	ToPeerID   string  `json:"toPeerId"`
 	Text       string  `json:"text"`                // 1..8192 code points of valid UTF-8, any of them
 	InReplyTo  *string `json:"inReplyTo,omitempty"` // UUID of a message from ToPeerID to FromPeerID
+
+	// OwnGeneration hides a message to an earlier generation of FromPeerID from
+	// InReplyTo; see [ListPeerMessagesIn].
+	OwnGeneration bool `json:"-"`
 }
 
 // SendPeerMessageOut is the answer of send_peer_message.
