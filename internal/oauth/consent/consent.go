@@ -164,7 +164,7 @@ func (q Question) Permissions() []Choice {
 		principal.FilesRead:  {"Read files", "List, search, read and download files of your projects."},
 		principal.FilesWrite: {"Change files", "Create, edit and upload files in your projects."},
 		principal.Commands:   {"Run commands", "Run programs on your machines, as your user there."},
-		principal.Agents:     {"Direct agents", "Start agents on your machines, instruct and answer them."},
+		principal.Agents:     {"Use agents", "Start agents on your machines, instruct and answer them."},
 		principal.Devices:    {"Use devices", "Call the tools of your paired devices, which ask you first."},
 	}
 	var out []Choice
