@@ -115,6 +115,10 @@ func (f *frame) run(ctx context.Context, t *tool, who principal.Principal, raw j
 		return nil, fault.NotPermitted.Newf("The owner has not allowed this client %q, which %s needs.", t.permission, t.name).
 			WithHint(fmt.Sprintf("Ask the owner to run: gateway clients allow %s %s", who.ClientID, t.permission))
 	}
+	if cutCharacter(raw) {
+		return nil, fault.InvalidArguments.New("An argument holds half of a character: an escape of one half of a surrogate pair.").
+			WithHint("Send whole characters; a text was probably cut in the middle of an emoji.")
+	}
 	arguments, problems := t.in.read(raw)
 	if len(problems) > 0 {
 		return nil, fault.InvalidArguments.New(strings.Join(problems, "; ") + ".")

@@ -298,6 +298,7 @@ func TestRefusalsOfTools(t *testing.T) {
 		{"fraction", goodToken, "list_peers", map[string]any{"limit": 1.5}, "invalid_arguments", []string{"limit must be a whole number"}},
 		{"pattern", goodToken, "stop_peer", map[string]any{"peerId": "-secret-"}, "invalid_arguments", []string{"peerId must match ^[A-Za-z0-9]"}},
 		{"text too long", goodToken, "send_peer_message", map[string]any{"messageId": firstID, "fromPeerId": "a", "toPeerId": "b", "text": strings.Repeat("é", 8193)}, "invalid_arguments", []string{"text must have 1 to 8192 characters, it has 8193"}},
+		{"half a character", goodToken, "stop_peer", map[string]any{"peerId": json.RawMessage(`"\ud83d"`)}, "invalid_arguments", []string{"half of a character"}},
 		{"of the domain", goodToken, "stop_peer", map[string]any{"peerId": "nobody"}, "unknown_peer", nil},
 	} {
 		got := h.call(t, c.token, c.tool, c.args)
