@@ -8,20 +8,43 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"agentrelay/internal/cli/gateway"
 	"agentrelay/internal/e2e/rig"
 )
 
 // binary is the gateway, built once for all tests of this package.
 var binary string
 
+// asCutOffGateway makes the test binary be a gateway on a machine that resolves
+// no names, so that what it does without the internet is tested everywhere alike
+// and no test calls on anybody.
+const asCutOffGateway = "AGENT_RELAY_TEST_AS_CUT_OFF_GATEWAY"
+
+func serveCutOff() {
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, errors.New("this machine is cut off")
+	}}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(gateway.Run(ctx, gateway.OSEnv()))
+}
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asCutOffGateway) != "" {
+		serveCutOff()
+	}
 	dir, err := os.MkdirTemp("", "relay-bin")
 	if err == nil {
 		binary, err = rig.Build(dir, "gateway")
