@@ -9,8 +9,8 @@ import (
 )
 
 func TestDemoTellsTheWholeStory(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
 	h := newHome(t)
+	t.Setenv("TMPDIR", t.TempDir()) // after the home, which lies in the other one
 	out := h.ok("demo")
 	last := -1
 	for _, want := range []string{
