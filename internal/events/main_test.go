@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -50,14 +51,18 @@ func (r request) member(name string) any {
 	return members[name]
 }
 
-// signedWith verifies the request with the official library.
+// signedWith verifies the request with the official library, as of its arrival.
 func (r request) signedWith(t testing.TB, secret string) bool {
 	t.Helper()
 	w, err := standardwebhooks.NewWebhook(secret)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w.Verify([]byte(r.body), r.header) == nil
+	stamp, err := strconv.ParseInt(r.header.Get("Webhook-Timestamp"), 10, 64)
+	if err != nil || r.at.Sub(time.Unix(stamp, 0)).Abs() > 2*time.Second {
+		t.Errorf("a request at %s has the timestamp %d", r.at, stamp)
+	}
+	return w.VerifyIgnoringTimestamp([]byte(r.body), r.header) == nil
 }
 
 // answer is what a receiver says; the zero one is 200 without a body.
@@ -78,6 +83,7 @@ type world struct {
 	most     int // under way at once, at one URL
 	answer   func(r request) answer
 	verify   func(r request) answer
+	connects bool // every request reaches its receiver
 }
 
 func (w *world) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -106,6 +112,9 @@ func (w *world) RoundTrip(req *http.Request) (*http.Response, error) {
 	var a answer
 	if reply != nil {
 		a = reply(r)
+	}
+	if w.connects {
+		connected(req.Context())
 	}
 	select {
 	case <-time.After(a.after):
@@ -233,7 +242,7 @@ func (b *box) start() {
 	}
 	o.Store, o.Mailbox = b.store, b.peers
 	if o.Client == nil {
-		o.Client = &http.Client{Transport: b.world, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		o.Client = b.client()
 	}
 	if o.Jitter == nil {
 		o.Jitter = func() float64 { return 0.5 }
@@ -248,6 +257,10 @@ func (b *box) start() {
 		b.t.Fatal(err)
 	}
 	b.closed = false
+}
+
+func (b *box) client() *http.Client {
+	return &http.Client{Transport: b.world, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // stop ends the service and the store, breaking off what is under way.
@@ -390,13 +403,39 @@ func (b *box) listed() []events.DeliveryInfo {
 	return out.Deliveries
 }
 
-func (b *box) warnings() []events.Warning {
+func (b *box) status() events.Status {
 	b.t.Helper()
 	out, err := b.Status(context.Background())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return out.Warnings
+	return out
+}
+
+// queueMany stores n messages for a peer. All but the first are copies of its
+// rows, for under the race detector ten thousand calls take a minute.
+func (b *box) queueMany(peer string, n int) {
+	b.t.Helper()
+	err := store.Exec(context.Background(), b.store, func(tx *store.Tx) error {
+		if _, err := b.Sent(tx, events.Mail{Seq: 1, MessageID: uuid.NewString(), To: b.peers.peers[peer]}); err != nil {
+			return err
+		}
+		for _, sql := range []string{
+			`WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+				INSERT INTO events (event_id, owner, name, subject, peer_id, body, created_at)
+				SELECT event_id || i, owner, name, subject || i, peer_id, body, created_at FROM events, n`,
+			`INSERT INTO event_deliveries (event, receiver, subscription, state, next_at)
+				SELECT e.id, d.receiver, d.subscription, d.state, d.next_at FROM events e, event_deliveries d WHERE e.id <> d.event AND ?1 > 1`,
+		} {
+			if _, err := tx.Exec(sql, n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // audited lists the actions of the audit log, oldest first.

@@ -119,7 +119,7 @@ type match struct {
 }
 
 const liveSubscriptions = `SELECT id, receiver, client_id, expires_at FROM event_subscriptions
-	WHERE owner = ? AND name = ? AND arguments = ? AND ended_at IS NULL AND expires_at > ? ORDER BY id`
+	WHERE owner = ? AND name = ? AND arguments = ? AND ended_at IS NULL AND expires_at > ? ORDER BY rowid`
 
 // matching returns the live subscriptions whose clients may still have this.
 func (s *Service) matching(q store.Querier, owner string, t eventType, arguments map[string]string, now int64) ([]match, error) {

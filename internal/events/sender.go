@@ -20,6 +20,7 @@ type sender struct {
 
 	mu       sync.Mutex
 	running  bool
+	hurry    bool // attempts are broken off
 	stop     chan struct{}
 	workers  map[int64]chan struct{}     // by receiver: news for its worker
 	flights  map[*job]context.CancelFunc // attempts under way
@@ -69,12 +70,13 @@ func (d *sender) work(receiver int64, news chan struct{}) {
 	defer d.busy.Done()
 	for {
 		select {
-		case <-d.stop:
-			return
 		case <-news: // everything up to here is found by what follows
 		default:
 		}
 		next, sent := d.step(receiver)
+		if d.stopped() {
+			return
+		}
 		if sent {
 			continue
 		}
@@ -96,6 +98,15 @@ func (d *sender) work(receiver int64, news chan struct{}) {
 	}
 }
 
+func (d *sender) stopped() bool {
+	select {
+	case <-d.stop:
+		return true
+	default:
+		return false
+	}
+}
+
 // leave takes a worker off the list, unless there is news for it.
 func (d *sender) leave(receiver int64, news chan struct{}) bool {
 	d.mu.Lock()
@@ -114,6 +125,8 @@ func (d *sender) step(receiver int64) (next time.Time, sent bool) {
 	case d.slots <- struct{}{}:
 		defer func() { <-d.slots }()
 	case <-d.stop:
+	}
+	if d.stopped() {
 		return time.Time{}, false
 	}
 	type claimed struct {
@@ -178,6 +191,9 @@ func (d *sender) takeOff(j *job) {
 	ctx, cancel := context.WithCancel(context.Background())
 	j.ctx = ctx
 	d.flights[j], d.landings[j] = cancel, landed
+	if d.hurry {
+		cancel()
+	}
 	j.done = func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -237,6 +253,7 @@ func (d *sender) close(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	d.mu.Lock()
+	d.hurry = true
 	for _, cancel := range d.flights {
 		cancel()
 	}
