@@ -31,7 +31,6 @@ import (
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/owner"
-	"agentrelay/internal/oauth/redirect"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
 )
@@ -155,23 +154,20 @@ func (g *Gateway) build() error {
 	if err != nil {
 		return fmt.Errorf("reading the owner's password: %w", err)
 	}
-	redirects, err := redirect.NewPolicy(c.OAuth.Redirects)
-	if err != nil {
-		return fmt.Errorf("oauth.redirects: %w", err)
-	}
-	g.clients = &oauth.Clients{Store: g.store, SharedOwner: c.SharedOwner, Redirects: redirects, Now: g.now, Rand: g.rand}
 	g.outbound = safedial.New(safedial.Options{AllowLoopback: c.Safedial.AllowLoopback}).Client()
 	server, err := oauth.New(oauth.Options{
 		Store: g.store, PublicBaseURL: c.PublicBaseURL, SharedOwner: c.SharedOwner, Redirects: c.OAuth.Redirects,
 		Password:   password,
 		Documents:  cimd.New(cimd.Options{Client: g.outbound, Now: g.now, AllowLoopback: c.Safedial.AllowLoopback}),
 		ClientAddr: clientAddress,
+		RequestID:  func(r *http.Request) string { return recordOf(r.Context()).id },
 		Now:        g.now, Rand: g.rand, Log: g.log,
 	})
 	if err != nil {
 		return fmt.Errorf("building the authorization server: %w", err)
 	}
-	g.oauth = server
+	clients := server.Clients()
+	g.oauth, g.clients = server, &clients
 	return nil
 }
 

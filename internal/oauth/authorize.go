@@ -220,7 +220,7 @@ func (s *Server) deny(w http.ResponseWriter, r *http.Request, v *visit) {
 		s.refusePage(w, r, err)
 		return
 	}
-	s.log.Info("consent denied", "client_id", v.a.client.id, "client", s.addr(r))
+	s.log.Info("consent denied", "client_id", v.a.client.id, "address", s.addr(r))
 	sendTo(w, to, http.StatusSeeOther)
 }
 
@@ -242,7 +242,7 @@ func (s *Server) allow(w http.ResponseWriter, r *http.Request, v *visit, passwor
 	if done.setCookie {
 		s.front.sessions.SetCookie(w, done.session, s.now())
 	}
-	s.log.Info("consent given", "client_id", v.a.client.id, "permissions", v.perms.String(), "client", s.addr(r))
+	s.log.Info("consent given", "client_id", v.a.client.id, "permissions", v.perms.String(), "address", s.addr(r))
 	sendTo(w, done.to, http.StatusSeeOther)
 }
 
@@ -313,12 +313,12 @@ func (s *Server) checkPassword(w http.ResponseWriter, r *http.Request, v *visit,
 	case err != nil:
 		s.refusePage(w, r, err)
 	case try.Wait > 0:
-		s.log.Warn("sign-in refused during a pause", "wait_ms", try.Wait.Milliseconds(), "client", s.addr(r))
+		s.log.Warn("sign-in refused during a pause", "wait_ms", try.Wait.Milliseconds(), "address", s.addr(r))
 		if err := s.front.pages.Locked(w, try.Wait, "authorize?"+v.params.Encode()); err != nil {
 			s.log.Error("locked page not shown", "error", err)
 		}
 	case !right:
-		s.log.Warn("wrong owner password", "pause_ms", try.Pause.Milliseconds(), "client", s.addr(r))
+		s.log.Warn("wrong owner password", "pause_ms", try.Pause.Milliseconds(), "address", s.addr(r))
 		problem := "This is not the owner password."
 		if try.Pause > 0 {
 			problem += " The next try is possible in " + consent.Words(try.Pause) + "."
@@ -368,7 +368,7 @@ func sendTo(w http.ResponseWriter, location string, status int) {
 func (s *Server) refusePage(w http.ResponseWriter, r *http.Request, err error) {
 	var toClient *redirectError
 	if errors.As(err, &toClient) {
-		s.log.Info("authorization refused", "code", toClient.code, "reason", toClient.description, "client", s.addr(r))
+		s.log.Info("authorization refused", "code", toClient.code, "reason", toClient.description, "address", s.addr(r))
 		status := http.StatusFound
 		if r.Method == http.MethodPost {
 			status = http.StatusSeeOther
@@ -381,11 +381,11 @@ func (s *Server) refusePage(w http.ResponseWriter, r *http.Request, err error) {
 		refusal := refusalOf(err)
 		page = &pageError{status: statusOf(refusal.Code), code: refusal.Code, message: refusal.Message, hint: refusal.Hint, cause: err}
 	}
-	id, log := s.errorID(), s.log.Info
+	id, log := s.requestID(r), s.log.Info
 	if page.status >= http.StatusInternalServerError {
 		log = s.log.Error
 	}
-	log("authorization refused", "id", id, "status", page.status, "client", s.addr(r), "error", page)
+	log("authorization refused", "id", id, "status", page.status, "address", s.addr(r), "error", page)
 	if page.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)
 	}

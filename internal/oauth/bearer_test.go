@@ -58,7 +58,16 @@ func TestTokensAreForThisAddressOnly(t *testing.T) {
 func TestLastUseIsKeptWithoutAWriteForEachRequest(t *testing.T) {
 	r := newRelay(t)
 	id, got := r.login()
-	used := func() time.Time { return *r.list()[0].LastUsedAt }
+	used := func() time.Time {
+		var ms int64
+		err := store.Read(context.Background(), r.store, func(q *store.Reader) error {
+			return q.QueryRow(`SELECT last_used_at FROM oauth_clients WHERE id = ?`, id).Scan(&ms)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.UnixMilli(ms).UTC()
+	}
 	issued := used()
 	r.clock.advance(10 * time.Minute)
 	for range 100 {
@@ -87,7 +96,11 @@ func TestLastUseIsKeptWithoutAWriteForEachRequest(t *testing.T) {
 	if err := r.server.Flush(context.Background()); err != nil || !used().Equal(r.clock.Now()) {
 		t.Fatal("a failed flush lost the last use", err)
 	}
-	_ = id
+	r.clock.advance(time.Minute)
+	r.mustAccess(got.text("access_token"))
+	if shown := r.list()[0].LastUsedAt; !shown.Equal(r.clock.Now()) {
+		t.Fatal("the owner's list is behind:", shown)
+	}
 }
 
 func TestBearerCheckReadsByKeyOnly(t *testing.T) {

@@ -31,6 +31,9 @@ type Clients struct {
 	Rand io.Reader
 	// Ended is called in the transaction that ends a client; see [Options].
 	Ended []func(tx *store.Tx, clientID string) error
+
+	// flush stores what a running server still keeps in memory.
+	flush func(context.Context) error
 }
 
 // ClientInfo is one client as the owner sees it.
@@ -49,6 +52,11 @@ type ClientInfo struct {
 
 // List returns every client, the one last used first.
 func (c Clients) List(ctx context.Context) ([]ClientInfo, error) {
+	if c.flush != nil {
+		if err := c.flush(ctx); err != nil {
+			return nil, err
+		}
+	}
 	list := []ClientInfo{}
 	now := time.Now
 	if c.Now != nil {

@@ -116,12 +116,12 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func (s *Server) failWith(w http.ResponseWriter, r *http.Request, status int, refusal *fault.Error) {
-	id := s.errorID()
+	id := s.requestID(r)
 	log := s.log.Info
 	if status >= http.StatusInternalServerError {
 		log = s.log.Error
 	}
-	log("oauth request refused", "id", id, "path", r.URL.Path, "status", status, "addr", s.addr(r), "error", refusal)
+	log("oauth request refused", "id", id, "path", r.URL.Path, "status", status, "address", s.addr(r), "error", refusal)
 
 	h := w.Header()
 	if status == http.StatusServiceUnavailable {
@@ -145,17 +145,17 @@ func answer(w http.ResponseWriter, status int, body any) {
 	_ = enc.Encode(body) // the client left; there is nobody to tell
 }
 
-// errorIDAlphabet has no letters that are read as another.
-const errorIDAlphabet = "0123456789abcdefghjkmnpqrstvwxyz"
+// idAlphabet has no letters that are read as another.
+const idAlphabet = "0123456789abcdefghjkmnpqrstvwxyz"
 
-// errorID is short enough to be read out over a telephone: 40 random bits.
-func (s *Server) errorID() string {
+// randomID is short enough to be read out over a telephone: 40 random bits.
+func randomID(random io.Reader) string {
 	b := make([]byte, 8)
-	if _, err := io.ReadFull(s.rand, b); err != nil {
+	if _, err := io.ReadFull(random, b); err != nil {
 		return "unknown"
 	}
 	for i := range b {
-		b[i] = errorIDAlphabet[b[i]%32]
+		b[i] = idAlphabet[b[i]%32]
 	}
 	return string(b)
 }

@@ -77,6 +77,9 @@ type Options struct {
 	// ClientAddr is the address of a request's client, for log lines and the
 	// lock-out; nil means the address of the connection.
 	ClientAddr func(*http.Request) string
+	// RequestID names a request in the log. A refusal shows it, so that the two
+	// are found together; nil means that each refusal gets a random one.
+	RequestID func(*http.Request) string
 	// Log gets one line for each refusal and each change; nil discards them.
 	Log *slog.Logger
 }
@@ -95,6 +98,7 @@ type Server struct {
 	now       func() time.Time
 	rand      io.Reader
 	addr      func(*http.Request) string
+	requestID func(*http.Request) string
 	log       *slog.Logger
 	front     frontDoor
 }
@@ -114,6 +118,9 @@ func New(o Options) (*Server, error) {
 	if o.ClientAddr == nil {
 		o.ClientAddr = func(r *http.Request) string { return r.RemoteAddr }
 	}
+	if o.RequestID == nil {
+		o.RequestID = func(*http.Request) string { return randomID(o.Rand) }
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -122,13 +129,15 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("oauth.redirects: %w", err)
 	}
 	issuer := strings.TrimRight(o.PublicBaseURL, "/")
-	return &Server{
+	s := &Server{
 		store: o.Store, issuer: issuer, resource: resource.New(issuer), redirects: policy,
 		password: o.Password, documents: o.Documents,
 		clients: Clients{Store: o.Store, SharedOwner: o.SharedOwner, Redirects: policy, Now: o.Now, Rand: o.Rand, Ended: o.Ended},
-		now:     o.Now, rand: o.Rand, addr: o.ClientAddr, log: o.Log,
+		now:     o.Now, rand: o.Rand, addr: o.ClientAddr, requestID: o.RequestID, log: o.Log,
 		front: newFrontDoor(issuer, o.Rand),
-	}, nil
+	}
+	s.clients.flush = s.Flush
+	return s, nil
 }
 
 // Clients are the owner's commands on this server's clients.

@@ -61,7 +61,7 @@ func (s *Server) RegisterClient(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
-	s.log.Info("client registered", "client_id", id, "addr", s.addr(r))
+	s.log.Info("client registered", "client_id", id, "address", s.addr(r))
 	if !slices.ContainsFunc(c.redirectURIs, s.redirects.Allows) {
 		s.log.Warn("none of the client's redirect addresses is allowed", "client_id", id, "redirect_uri", c.redirectURIs[0],
 			"next", "add it to oauth.redirects in the config and restart the gateway")
