@@ -159,6 +159,11 @@ func TestMainJobWithInspector(t *testing.T) {
 			if refusal := writer.call(nil, "ack_peer_message", "messageId="+question, "peerId=writer"); refusal != "not_recipient" {
 				t.Errorf("the sender's own acknowledgement: %q", refusal)
 			}
+			var stopped mailbox.StopPeerOut
+			reviewer.must(&stopped, "stop_peer", "peerId=reviewer")
+			if stopped.Peer.State != mailbox.Stopped || stopped.AlreadyStopped {
+				t.Errorf("stopped: %+v", stopped)
+			}
 			if code := gateway.Stop(); code != 0 {
 				t.Errorf("the gateway ended with %d", code)
 			}

@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -41,12 +44,11 @@ type refusal struct {
 	Retryable               *bool
 }
 
-// sdk makes the calls with the TypeScript SDK 1.x, which checks each answer
-// against the tool's output schema, and sees that each is answered as it must
-// be. It adds the codes of the refusals to seen.
-func sdk(t *testing.T, home *rig.Home, c *rig.Client, seen map[string]bool, calls []sdkCall) []sdkAnswer {
+// runSDK makes the calls with the TypeScript SDK 1.x and returns what it made of
+// the answers. With falsify they do not obey the tools' output schemas.
+func runSDK(t *testing.T, c *rig.Client, calls []sdkCall, falsify bool) []sdkAnswer {
 	t.Helper()
-	input, err := json.Marshal(object{"url": home.MCPURL, "token": c.Token.AccessToken, "calls": calls})
+	input, err := json.Marshal(object{"url": c.MCPURL, "token": c.Token.AccessToken, "calls": calls, "falsify": falsify})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,15 @@ func sdk(t *testing.T, home *rig.Home, c *rig.Client, seen map[string]bool, call
 	if len(got.Tools) < 7 {
 		t.Errorf("tools/list has %d tools", len(got.Tools))
 	}
-	for i, a := range got.Answers {
+	return got.Answers
+}
+
+// sdk makes the calls with the TypeScript SDK 1.x, which checks each answer
+// against the tool's output schema, and sees that each is answered as it must
+// be. It adds each tool and code of a refusal to seen.
+func sdk(t *testing.T, c *rig.Client, seen map[refused]bool, calls []sdkCall) {
+	t.Helper()
+	for i, a := range runSDK(t, c, calls, false) {
 		call := calls[i]
 		what := fmt.Sprintf("%s %v", call.Tool, call.Arguments)
 		if a.Threw != "" {
@@ -91,9 +101,43 @@ func sdk(t *testing.T, home *rig.Home, c *rig.Client, seen map[string]bool, call
 		if a.IsError && (e.Message == "" || e.Hint == "" || e.ID == "" || e.Retryable == nil) {
 			t.Errorf("%s: the refusal lacks something: %s", what, a.StructuredContent)
 		}
-		seen[e.Code] = true
+		seen[refused{call.Tool, e.Code}] = true
 	}
-	return got.Answers
+}
+
+// refused is a tool and a code that it answered.
+type refused struct{ tool, code string }
+
+// declaredRefusals are what each tool can answer: the doc comments of the
+// mailbox list it, and any tool can be given bad arguments or be forbidden.
+func declaredRefusals(t *testing.T) []refused {
+	t.Helper()
+	files, err := filepath.Glob("../mailbox/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	method := regexp.MustCompile(`(?s)\n// Refusals: ([^\n]*(?:\n//[^\n]*)*)\nfunc \(s \*Service\) (\w+)\(`)
+	code := regexp.MustCompile(`[a-z]+(?:_[a-z]+)+`)
+	capital := regexp.MustCompile(`(.)([A-Z])`)
+	var all []refused
+	tools := 0
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range method.FindAllStringSubmatch(string(source), -1) {
+			tools++
+			tool := strings.ToLower(capital.ReplaceAllString(m[2], "${1}_$2"))
+			for _, c := range append(code.FindAllString(m[1], -1), fault.InvalidArguments.Code, fault.NotPermitted.Code) {
+				all = append(all, refused{tool, c})
+			}
+		}
+	}
+	if tools != 7 {
+		t.Fatalf("the refusals of %d tools are declared, want 7", tools)
+	}
+	return all
 }
 
 // Every refusal of the seven mailbox tools, and what succeeds around them, as
@@ -104,7 +148,7 @@ func TestEveryRefusalWithTheTypeScriptSDK(t *testing.T) {
 	home.Configure("mailbox", object{"limits": object{"pairPerHour": pairPerHour}})
 	home.Serve()
 	c := home.Authorize("SDK 1.x")
-	seen := map[string]bool{}
+	seen := map[refused]bool{}
 
 	id := func(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012x", n) }
 	register := func(peer string) sdkCall {
@@ -119,7 +163,7 @@ func TestEveryRefusalWithTheTypeScriptSDK(t *testing.T) {
 	}
 
 	calls := []sdkCall{register("a"), register("b"), register("c"), register("gone"), send(1, "a", "b", "")}
-	sdk(t, home, c, seen, append(calls, sdkCall{"stop_peer", object{"peerId": "gone"}, ""}))
+	sdk(t, c, seen, append(calls, sdkCall{"stop_peer", object{"peerId": "gone"}, ""}))
 	home.OK("messages", "purge", "--before", "0s", "--include-unprocessed", "--yes")
 
 	calls = []sdkCall{
@@ -208,10 +252,10 @@ func TestEveryRefusalWithTheTypeScriptSDK(t *testing.T) {
 		bad.want = "invalid_arguments"
 		calls = append(calls, bad)
 	}
-	sdk(t, home, c, seen, calls)
+	sdk(t, c, seen, calls)
 
 	endWaits := fillWaits(t, c, "awaited")
-	sdk(t, home, c, seen, []sdkCall{{"list_peer_messages", object{"peerId": "awaited", "waitMs": 20000}, "too_many_waits"}})
+	sdk(t, c, seen, []sdkCall{{"list_peer_messages", object{"peerId": "awaited", "waitMs": 20000}, "too_many_waits"}})
 	endWaits()
 
 	home.OK("clients", "deny", c.ID, "mailbox")
@@ -219,7 +263,7 @@ func TestEveryRefusalWithTheTypeScriptSDK(t *testing.T) {
 	for _, tool := range []string{"register_peer", "list_peers", "send_peer_message", "list_peer_messages", "get_peer_message", "ack_peer_message", "stop_peer"} {
 		calls = append(calls, sdkCall{tool, object{}, "not_permitted"})
 	}
-	sdk(t, home, c, seen, calls)
+	sdk(t, c, seen, calls)
 	home.OK("clients", "allow", c.ID, "mailbox")
 
 	const registered = 5 // a, b, c, gone, awaited
@@ -227,11 +271,18 @@ func TestEveryRefusalWithTheTypeScriptSDK(t *testing.T) {
 	for n := range mailbox.MaxPeersPerOwner - registered {
 		calls = append(calls, register(fmt.Sprint("peer-", n)))
 	}
-	sdk(t, home, c, seen, append(calls, sdkCall{"register_peer", object{"peerId": "one-more", "kind": "chat"}, "peer_limit"}))
+	sdk(t, c, seen, append(calls, sdkCall{"register_peer", object{"peerId": "one-more", "kind": "chat"}, "peer_limit"}))
 
-	for _, k := range append(mailbox.Kinds(), fault.InvalidArguments, fault.NotPermitted) {
-		if !seen[k.Code] {
-			t.Errorf("no call was refused with %s", k.Code)
+	for _, r := range declaredRefusals(t) {
+		if !seen[r] {
+			t.Errorf("no call of %s was refused with %s", r.tool, r.code)
+		}
+	}
+
+	answers := runSDK(t, c, []sdkCall{{Tool: "list_peers", Arguments: object{}}}, true)
+	for _, a := range answers {
+		if !strings.Contains(a.Threw, "does not match the tool's output schema") {
+			t.Errorf("the SDK takes an answer that is against the schema: %+v", a)
 		}
 	}
 }
@@ -257,8 +308,8 @@ func fillWaits(t *testing.T, c *rig.Client, peer string) (end func()) {
 		})
 	}
 	// The first answer can only be a refusal, for the others wait.
-	var refused *client.ToolError
-	if err := <-answers; !errors.As(err, &refused) || refused.Code != mailbox.TooManyWaits.Code {
+	var refusal *client.ToolError
+	if err := <-answers; !errors.As(err, &refusal) || refusal.Code != mailbox.TooManyWaits.Code {
 		t.Errorf("a call beyond the places for waiting: %v", err)
 	}
 	return func() {
