@@ -140,6 +140,9 @@ func (s *schema) read(raw json.RawMessage) (_ json.RawMessage, problems []string
 	if err := d.Decode(&value); err != nil {
 		return nil, []string{"the arguments are not JSON"}
 	}
+	if name, found := repeated(json.NewDecoder(bytes.NewReader(raw))); found {
+		return nil, []string{shown(name, 64) + " is there twice"}
+	}
 	v := &validation{}
 	value = v.check(s, "", value)
 	if len(v.problems) > 0 {
@@ -149,6 +152,31 @@ func (s *schema) read(raw json.RawMessage) (_ json.RawMessage, problems []string
 		raw = encode(value)
 	}
 	return raw, nil
+}
+
+// repeated finds a name that an object has twice, at any depth of valid JSON.
+// Readers differ in which of the two values counts, so what a person was shown
+// before a call might not be what is done.
+func repeated(d *json.Decoder) (name string, found bool) {
+	token, _ := d.Token()
+	if token != json.Delim('{') && token != json.Delim('[') {
+		return "", false
+	}
+	names := map[string]bool{}
+	for d.More() {
+		if token == json.Delim('{') {
+			t, _ := d.Token()
+			if name, _ = t.(string); names[name] {
+				return name, true
+			}
+			names[name] = true
+		}
+		if name, found := repeated(d); found {
+			return name, true
+		}
+	}
+	_, _ = d.Token() // the closing delimiter
+	return "", false
 }
 
 func (v *validation) bad(path, rule string) {

@@ -48,6 +48,10 @@ func TestReadArguments(t *testing.T) {
 		{`{"name":"ab","hash":null,"at":{"line":1}}`, "", "at.path is required"},
 		{`{"name":"ab","hash":null,"naem":1}`, "", "naem is unknown; the known names are name, hash, count, on, ids, at"},
 		{`{"name":"ab","hash":null,"\u0000\n":1}`, "", "?? is unknown"},
+		{`{"name":5,"name":"ab","hash":null}`, "", "name is there twice"},
+		{`{"name":"ab","hash":null,"\u006eame":"cd"}`, "", "name is there twice"},
+		{`{"name":"ab","hash":null,"at":{"path":"x","line":1,"path":"y"}}`, "", "path is there twice"},
+		{`{"name":"ab","hash":null,"ids":["a",{"x":[],"x":1}]}`, "", "x is there twice"},
 	} {
 		out, problems := testSchema().read(json.RawMessage(c.in))
 		if got := strings.Join(problems, "; "); string(out) != c.out || (c.problem == "") != (got == "") || !strings.Contains(got, c.problem) {
