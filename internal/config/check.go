@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"agentrelay/internal/oauth/redirect"
@@ -31,6 +32,7 @@ var (
 	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	dnsName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
 	sshHost   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$`)
+	spanForm  = regexp.MustCompile(`^([1-9][0-9]{0,5})([smhd])$`)
 	sshUser   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 )
 
@@ -51,6 +53,7 @@ func (r *reading) check(c *Config) {
 	each(r, "oauth.redirects", c.OAuth.Redirects, redirectRule)
 	r.whole("mailbox.limits.pairPerHour", c.Mailbox.Limits.PairPerHour, 0, 1_000_000)
 	r.whole("mailbox.limits.ownerPerHour", c.Mailbox.Limits.OwnerPerHour, 0, 1_000_000)
+	r.events(&c.Events)
 	each(r, "trustedProxies", c.TrustedProxies, func(s string) error {
 		p, err := prefix(s)
 		c.proxies = append(c.proxies, p)
@@ -318,6 +321,32 @@ func sshTarget(s string) error {
 	return nil
 }
 
+func (r *reading) events(e *Events) {
+	e.ttl, e.minTTL, e.maxTTL = r.span("events.defaultTtl", e.DefaultTTL), r.span("events.minTtl", e.MinTTL), r.span("events.maxTtl", e.MaxTTL)
+	switch {
+	case e.ttl == 0 || e.minTTL == 0 || e.maxTTL == 0: // said already
+	case e.maxTTL < e.minTTL:
+		r.bad("events.maxTtl", "must not be shorter than events.minTtl, which is %s", e.MinTTL)
+	case e.ttl < e.minTTL || e.ttl > e.maxTTL:
+		r.bad("events.defaultTtl", "must lie between events.minTtl, which is %s, and events.maxTtl, which is %s", e.MinTTL, e.MaxTTL)
+	}
+	r.whole("events.maxSubscriptions", e.MaxSubscriptions, 1, 100_000)
+	r.whole("events.challengesPerMinute", e.ChallengesPerMinute, 1, 100_000)
+	r.whole("events.keepDays", e.KeepDays, 1, 36500)
+	r.oneOf("events.errorCodes", e.ErrorCodes, "sketch", "sep")
+}
+
+// span reads a length of time such as 30d; 0 when it is none.
+func (r *reading) span(key, s string) time.Duration {
+	m := spanForm.FindStringSubmatch(s)
+	if m == nil {
+		r.bad(key, "must be a number and s, m, h or d, such as 30d or 12h")
+		return 0
+	}
+	n, _ := strconv.Atoi(m[1]) // at most six digits
+	return time.Duration(n) * map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour}[m[2]]
+}
+
 func (r *reading) wakeTargets(targets []WakeTarget) {
 	peers := map[string]bool{}
 	for i := range targets {
@@ -333,6 +362,7 @@ func (r *reading) wakeTargets(targets []WakeTarget) {
 		}
 		r.matches(k+".routineId", t.RoutineID, anyID, "must be letters, digits, . _ : and -, at most 128")
 		r.secret(k+".credentialFile", &t.CredentialFile)
+		r.oneOf(k+".scheme", t.Scheme, "bearer", "standard-webhooks")
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"strconv"
+	"time"
 )
 
 // DefaultPort is where the gateway listens on loopback.
@@ -41,6 +42,8 @@ type Config struct {
 	OAuth OAuth `json:"oauth"`
 	// The mailbox of the peers.
 	Mailbox Mailbox `json:"mailbox"`
+	// How clients are told of new mail.
+	Events Events `json:"events"`
 	// The groups of tools that clients see. A change is read at the next start, and clients see it after they refresh their list of tools.
 	Tools Tools `json:"tools"`
 
@@ -96,6 +99,29 @@ type Limits struct {
 	// By all peers of an owner in an hour; 0 is no limit.
 	OwnerPerHour int `json:"ownerPerHour" jsonschema:"minimum=0,maximum=1000000,default=600"`
 }
+
+// Events is the "events" key.
+type Events struct {
+	// How long a subscription lives when its client asks for no time of its own: a number and s, m, h or d. A client that asks for no end gets this, and at least 7 days.
+	DefaultTTL string `json:"defaultTtl" jsonschema:"pattern=^[1-9][0-9]{0\\,5}[smhd]$,default=30d"`
+	// The shortest life of a subscription, whatever its client asks for.
+	MinTTL string `json:"minTtl" jsonschema:"pattern=^[1-9][0-9]{0\\,5}[smhd]$,default=1m"`
+	// The longest life of a subscription, whatever its client asks for.
+	MaxTTL string `json:"maxTtl" jsonschema:"pattern=^[1-9][0-9]{0\\,5}[smhd]$,default=365d"`
+	// How many subscriptions an owner may have at once.
+	MaxSubscriptions int `json:"maxSubscriptions" jsonschema:"minimum=1,maximum=100000,default=1000"`
+	// How many callbacks at one host may be verified in a minute.
+	ChallengesPerMinute int `json:"challengesPerMinute" jsonschema:"minimum=1,maximum=100000,default=120"`
+	// After how many days the record of a delivery is removed.
+	KeepDays int `json:"keepDays" jsonschema:"minimum=1,maximum=36500,default=90"`
+	// The numbers of the errors of MCP Events: sketch are those that ChatGPT knows, sep those of the draft SEP-3415.
+	ErrorCodes string `json:"errorCodes" jsonschema:"enum=sketch,enum=sep,default=sketch"`
+
+	ttl, minTTL, maxTTL time.Duration
+}
+
+// TTL is DefaultTTL, MinTTL and MaxTTL, parsed.
+func (e Events) TTL() (standard, least, most time.Duration) { return e.ttl, e.minTTL, e.maxTTL }
 
 // Tools is the "tools" key.
 type Tools struct {
@@ -207,7 +233,11 @@ type WakeTarget struct {
 	RoutineID string `json:"routineId" jsonschema:"required,pattern=^[A-Za-z0-9][A-Za-z0-9._:-]{0\\,127}$"`
 	// Where the address and the key of the webhook are: a file of mode 0600 (a path, or file:<path>), or env:<NAME>.
 	CredentialFile string `json:"credentialFile" jsonschema:"required"`
+	// How the receiver knows the gateway: bearer sends the token in the Authorization header (a Grok Bot routine), standard-webhooks signs with it, and then it is a whsec_ secret (a Grok automation).
+	Scheme string `json:"scheme" jsonschema:"enum=bearer,enum=standard-webhooks,default=bearer"`
 }
+
+func (t *WakeTarget) setDefaults() { *t = WakeTarget{Scheme: "bearer"} }
 
 // MCPURL is the address that clients are given, and the OAuth resource.
 func (c *Config) MCPURL() string { return c.PublicBaseURL + "/mcp" }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -45,6 +46,22 @@ func TestDefaults(t *testing.T) {
 	}
 	if len(c.Proxies()) != 2 || !c.Proxies()[0].Addr().IsLoopback() || !c.Proxies()[1].Addr().IsLoopback() {
 		t.Errorf("the trusted proxies are %v, want loopback", c.Proxies())
+	}
+}
+
+func TestEventTimes(t *testing.T) {
+	c, _, err := Parse("c.json", []byte(`{"events": {"defaultTtl": "12h", "minTtl": "30s", "maxTtl": "45d"}}`), home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if standard, least, most := c.Events.TTL(); standard != 12*time.Hour || least != 30*time.Second || most != 45*24*time.Hour {
+		t.Errorf("the times are %s, %s and %s", standard, least, most)
+	}
+	if c, err = Default(home); err != nil {
+		t.Fatal(err)
+	}
+	if standard, _, _ := c.Events.TTL(); standard != 30*24*time.Hour {
+		t.Errorf("a subscription lives %s", standard)
 	}
 }
 
@@ -189,7 +206,7 @@ func TestSeedConfig(t *testing.T) {
 			t.Errorf("the warning %+v has no line or no text", w)
 		}
 	}
-	want := []string{"upstreamUrl", "paseoCommand", "allowedRoots", "hosts", "hosts[].nodeCommand", "direct", "peerWakeTargets"}
+	want := []string{"upstreamUrl", "paseoCommand", "allowedRoots", "hosts", "hosts[].nodeCommand", "direct"}
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -198,6 +215,9 @@ func TestSeedConfig(t *testing.T) {
 	}
 	if got, want := c.PeerWakeTargets[0].CredentialFile, "/home/you/.local/share/local-agents-mcp/grok-wake/privateSecret.json"; got != want {
 		t.Errorf("the credential file is %q, want %q", got, want)
+	}
+	if got := c.PeerWakeTargets[0].Scheme; got != "bearer" {
+		t.Errorf("the scheme of a target that names none is %q", got)
 	}
 	if p := c.Hosts[1].Direct.Projects[0]; !p.Read || p.Write || p.CommandMode != "disabled" || p.Name != "srv" {
 		t.Errorf("the defaults of a project are %+v", p)
@@ -267,9 +287,14 @@ func TestProblems(t *testing.T) {
 		{"projects", `{"direct": {"projects": [{"id": "a", "path": "/a", "commandMode": "all"}, {"id": "a", "path": "a", "commands": [{"name": "-", "argv": []}, {"name": "t", "argv": ["-x"]}]}]}}`, []string{
 			"direct.projects[1].path: must be an absolute path", "direct.projects[0].commandMode: must be one of disabled, registered, full", "direct.projects[1].id: is there twice",
 			"direct.projects[1].commands[0].name: must be", "direct.projects[1].commands[0].argv: must have 1 to 64", "direct.projects[1].commands[1].argv: must begin with the program"}},
-		{"wake targets", `{"peerWakeTargets": [{"owner": "me", "peerId": "", "generation": 0, "routineId": " ", "credentialFile": "Bearer hunter2"}, {"owner": "local-owner:x", "peerId": "p", "generation": 1, "routineId": "r", "credentialFile": "env:1"}]}`, []string{
+		{"wake targets", `{"peerWakeTargets": [{"owner": "me", "peerId": "", "generation": 0, "routineId": " ", "credentialFile": "Bearer hunter2"}, {"owner": "local-owner:x", "peerId": "p", "generation": 1, "routineId": "r", "credentialFile": "env:1", "scheme": "basic"}]}`, []string{
 			"peerWakeTargets[0].owner: must be", "peerWakeTargets[0].peerId: must be", "peerWakeTargets[0].generation: must be", "peerWakeTargets[0].routineId: must be",
-			"peerWakeTargets[0].credentialFile: must be the absolute path", "peerWakeTargets[1].credentialFile: must name an environment variable"}},
+			"peerWakeTargets[0].credentialFile: must be the absolute path", "peerWakeTargets[1].credentialFile: must name an environment variable", "peerWakeTargets[1].scheme: must be one of"}},
+		{"events", `{"events": {"defaultTtl": "1 day", "minTtl": "0s", "maxTtl": "1w", "maxSubscriptions": 0, "challengesPerMinute": 0, "keepDays": 0, "errorCodes": "draft"}}`, []string{
+			"events.defaultTtl: must be a number and", "events.minTtl: must be a number and", "events.maxTtl: must be a number and", "events.maxSubscriptions: must be from",
+			"events.challengesPerMinute: must be from", "events.keepDays: must be from", "events.errorCodes: must be one of sketch, sep"}},
+		{"a default outside", `{"events": {"maxTtl": "7d"}}`, []string{"events.defaultTtl: must lie between events.minTtl, which is 1m, and events.maxTtl, which is 7d"}},
+		{"crossed bounds", `{"events": {"minTtl": "2h", "maxTtl": "90m"}}`, []string{"events.maxTtl: must not be shorter than events.minTtl"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := Parse("c.json", []byte(tt.in), home)

@@ -99,6 +99,7 @@ func blank() *Config {
 		Port:            DefaultPort,
 		OAuth:           OAuth{Redirects: []string{}},
 		Mailbox:         Mailbox{Limits{PairPerHour: 60, OwnerPerHour: 600}},
+		Events:          Events{DefaultTTL: "30d", MinTTL: "1m", MaxTTL: "365d", MaxSubscriptions: 1000, ChallengesPerMinute: 120, KeepDays: 90, ErrorCodes: "sketch"},
 		Tools:           Tools{Mailbox: true, Direct: true, Agents: true, Devices: true},
 		TrustedProxies:  []string{"127.0.0.0/8", "::1/128"},
 		AllowedOrigins:  []string{},
@@ -149,7 +150,6 @@ var unused = []struct{ key, why string }{
 	{"direct", "is not used by this version, which does not serve files and commands yet"},
 	{"hosts", "is not used by this version, which does not reach other machines yet"},
 	{"hosts[].nodeCommand", "is not used: nothing runs under Node on that machine, the key can be removed"},
-	{"peerWakeTargets", "is not used by this version, which does not send webhooks yet"},
 	{"tools.direct", "is not used by this version, which has no such tools yet"},
 	{"tools.agents", "is not used by this version, which has no such tools yet"},
 	{"tools.devices", "is not used by this version, which has no such tools yet"},
@@ -170,7 +170,7 @@ func (r *reading) warnings(c *Config) []Remark {
 	out := []Remark{}
 	empty := map[string]bool{ // an empty list asks for nothing
 		"allowedRoots": len(c.AllowedRoots) == 0, "direct": len(c.Direct.Projects) == 0,
-		"hosts": len(c.Hosts) == 0, "peerWakeTargets": len(c.PeerWakeTargets) == 0,
+		"hosts": len(c.Hosts) == 0,
 	}
 	for _, u := range unused {
 		if line, ok := first[u.key]; ok && !empty[u.key] {
