@@ -91,12 +91,16 @@ var (
 	InvalidArguments = Kind{"invalid_arguments", "Correct the named argument; the tool's input schema lists every rule.", false}
 	// NotPermitted is a call outside the permissions the owner gave this client.
 	NotPermitted = Kind{"not_permitted", "Ask the owner to allow it.", false}
+	// InvalidCursor is a cursor that continues another list, or none.
+	InvalidCursor = Kind{"invalid_cursor", "Pass nextCursor unchanged, with the other arguments of the call that gave it, or leave cursor out to start again.", false}
 	// Unavailable is trouble in our own store: nothing was decided, try again.
 	Unavailable = Kind{"unavailable", "The gateway cannot reach its own store right now. Repeat the call with the same ids in a few seconds.", true}
 )
 
 // Kinds lists the kinds of this package for docs/errors.md.
-func Kinds() []Kind { return []Kind{InvalidArguments, NotPermitted, Unavailable, Internal} }
+func Kinds() []Kind {
+	return []Kind{InvalidArguments, InvalidCursor, NotPermitted, Unavailable, Internal}
+}
 
 // From returns the refusal in err's chain, or an [Internal] one that wraps
 // err. It returns nil for nil.

@@ -19,7 +19,7 @@ var (
 	HopLimit       = fault.Kind{Code: "hop_limit", Hint: "Stop here unless a person wants the conversation to go on; then begin a new thread: send without inReplyTo, with what was agreed so far in the text."}
 	RateLimited    = fault.Kind{Code: "rate_limited", Hint: "Wait for the reset time, then repeat the call with the same messageId.", Retryable: true}
 	KeyConflict    = fault.Kind{Code: "key_conflict", Hint: "get_peer_message shows what this messageId was used for. If your message is another one, send it with a new UUID."}
-	InvalidCursor  = fault.Kind{Code: "invalid_cursor", Hint: "Pass nextCursor unchanged, with the other arguments of the call that gave it, or leave cursor out to start again."}
+	InvalidCursor  = fault.InvalidCursor // shared with other lists, so not among Kinds
 	MessagePurged  = fault.Kind{Code: "message_purged", Hint: "The owner removed this message and its text; it was stored and is not sent again. Nothing is left to do for it."}
 	TooManyWaits   = fault.Kind{Code: "too_many_waits", Hint: "There is no mail now. Repeat the call in a few seconds, or without waitMs.", Retryable: true}
 )
@@ -29,6 +29,6 @@ var (
 func Kinds() []fault.Kind {
 	return []fault.Kind{
 		UnknownPeer, PeerStopped, SelfMessage, PeerConflict, PeerLimit, AgentNotOwned, UnknownHost, UnknownMessage, NotRecipient,
-		ReplyMismatch, AlreadyReplied, HopLimit, RateLimited, KeyConflict, InvalidCursor, MessagePurged, TooManyWaits,
+		ReplyMismatch, AlreadyReplied, HopLimit, RateLimited, KeyConflict, MessagePurged, TooManyWaits,
 	}
 }
