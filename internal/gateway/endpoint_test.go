@@ -178,6 +178,36 @@ func TestBatchesOfTheProtocolThatHasThem(t *testing.T) {
 	}
 }
 
+// TestIDsThatCannotBeAnswered: a client finds its answer by the id alone, so a
+// call whose id would come back as another one must not run.
+func TestIDsThatCannotBeAnswered(t *testing.T) {
+	h := start(t, testConfig(t))
+	call := func(id string) string { return `{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}` }
+	header := legacy("Mcp-Protocol-Version", "", "Accept", "application/json")
+	for id, ok := range map[string]bool{
+		"0": true, "-7": true, "9007199254740991": true, "-9007199254740991": true, `""`: true, `"9007199254740993"`: true,
+		"1.5": false, "9007199254740993": false, "1764457512345678901": false, "-9223372036854775809": false, "1e300": false,
+		"true": false, "[1]": false, `{"a":1}`: false,
+	} {
+		resp, body := h.do(t, request{path: "/mcp", header: header, body: call(id)})
+		switch {
+		case ok && (resp.StatusCode != 200 || !strings.Contains(body, `"id":`+id+`,"result"`)):
+			t.Errorf("id %s: status %d: %s", id, resp.StatusCode, body)
+		case !ok && (resp.StatusCode != 400 || rpcErrorOf(t, body).Error.Data.Code != "invalid_request_message"):
+			t.Errorf("id %s: status %d: %s", id, resp.StatusCode, body)
+		}
+	}
+	for _, ids := range [][2]string{{"1", "1"}, {"1", "1.0"}, {`"a"`, `"\u0061"`}} {
+		body := "[" + call(ids[0]) + "," + call(ids[1]) + "]"
+		if resp, body := h.do(t, request{path: "/mcp", header: header, body: body}); resp.StatusCode != 400 || !strings.Contains(rpcErrorOf(t, body).Error.Message, "same id") {
+			t.Errorf("ids %v: status %d: %s", ids, resp.StatusCode, body)
+		}
+	}
+	if resp, body := h.do(t, request{path: "/mcp", header: header, body: "[" + call("1") + "," + call(`"1"`) + "]"}); resp.StatusCode != 200 {
+		t.Errorf("a number and a string: status %d: %s", resp.StatusCode, body)
+	}
+}
+
 func TestSessionsAreIgnored(t *testing.T) {
 	c := testConfig(t)
 	first := start(t, c)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -109,8 +110,8 @@ func requestID(body []byte) json.RawMessage {
 const maxBatch = 32
 
 // checkMessage refuses a body before the SDK sees it: what is no JSON-RPC request
-// or notification at all, or more of them than one HTTP request may carry. It
-// returns "" for all others.
+// or notification at all, more of them than one HTTP request may carry, or one
+// whose answer its sender could not find by its id. It returns "" for all others.
 func checkMessage(body []byte) (number int64, message string) {
 	trimmed := bytes.TrimLeft(body, " \t\r\n")
 	switch {
@@ -127,16 +128,40 @@ func checkMessage(body []byte) (number int64, message string) {
 	} else if err := json.Unmarshal(trimmed, &messages); err != nil || len(messages) == 0 || len(messages) > maxBatch {
 		return jsonrpc.CodeInvalidRequest, "A batch holds 1 to 32 messages."
 	}
+	ids := map[any]bool{}
 	for _, raw := range messages {
 		var m struct {
+			ID     any             `json:"id"`
 			Method json.RawMessage `json:"method"`
 		}
 		// A response is refused too: this server never asks anything.
 		if json.Unmarshal(raw, &m) != nil || len(m.Method) == 0 {
 			return jsonrpc.CodeInvalidRequest, "The body is no JSON-RPC request or notification."
 		}
+		switch {
+		case m.ID == nil: // a notification, or a request that is refused for it
+		case !answerable(m.ID):
+			return jsonrpc.CodeInvalidRequest, "An id is a string or an integer, and an integer has at most 53 bits."
+		case ids[m.ID]:
+			return jsonrpc.CodeInvalidRequest, "Two requests of the batch have the same id."
+		default:
+			ids[m.ID] = true
+		}
 	}
 	return 0, ""
+}
+
+// answerable reports whether an id comes back as it was sent: the SDK reads
+// numbers as float64 and answers with integers.
+func answerable(id any) bool {
+	const most = 1<<53 - 1
+	switch id := id.(type) {
+	case string:
+		return true
+	case float64:
+		return id == math.Trunc(id) && math.Abs(id) <= most
+	}
+	return false
 }
 
 // sdkText are texts with which the SDK refuses a message, by a part of each, and
