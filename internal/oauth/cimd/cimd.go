@@ -102,14 +102,15 @@ func New(o Options) *Fetcher {
 
 // IsClientID reports whether id has the form of a client id that names a
 // document: an https URL with a host and a path, and without credentials,
-// fragment or dot segments. The http URL of a literal loopback address has the
+// fragment or dot segments, in ASCII. The consent page shows the host, so one
+// that only looks like another must be seen in its xn-- form. The http URL of a literal loopback address has the
 // form too; Fetch refuses it outside the loopback mode.
 func IsClientID(id string) bool {
-	if len(id) > maxID || strings.ContainsAny(id, "#\\ ") {
+	if len(id) > maxID || strings.ContainsAny(id, "#\\") || !visibleASCII(id) {
 		return false
 	}
 	u, err := url.Parse(id)
-	if err != nil || u.User != nil || u.Hostname() == "" || u.Opaque != "" {
+	if err != nil || u.User != nil || u.Hostname() == "" || u.Opaque != "" || !visibleASCII(u.Host) {
 		return false
 	}
 	if u.Scheme != "https" && !plainLoopback(u) {
@@ -125,6 +126,10 @@ func IsClientID(id string) bool {
 		}
 	}
 	return true
+}
+
+func visibleASCII(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 func plainLoopback(u *url.URL) bool {

@@ -48,6 +48,11 @@ func TestIsClientID(t *testing.T) {
 		"https:a.test/x":                                    false,
 		"https://a.test\\x":                                 false,
 		"https://a.test/x y":                                false,
+		"https://xn--laude-2ve.test/x":                      true,
+		"https://\u0441laude.test/x":                        false, // a Cyrillic letter, which a person takes for a c
+		"https://%D1%81laude.test/x":                        false, // the same host to net/url
+		"https://a.test/\u0441":                             false,
+		"https://a.test/\u202ex":                            false,
 		"http://a.test/x":                                   false,
 		"http://localhost/x":                                false,
 		"ftp://a.test/x":                                    false,
