@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
-	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/consent"
 	"agentrelay/internal/oauth/owner"
 	"agentrelay/internal/principal"
@@ -401,11 +400,7 @@ func (s *Server) problemOf(e *pageError, id string) consent.Problem {
 	case e.code == invalidClient.Code && e.cause == nil:
 		p = consent.UnknownClient(e.message, s.resource.String())
 	case e.code == invalidClient.Code:
-		p.Heading = "This client cannot be verified"
-		var document *cimd.Error
-		if errors.As(e.cause, &document) {
-			p.Message += " " + document.Reason
-		}
+		p.Heading = "This client cannot be verified" // the message says why
 	case e.code == invalidRedirectURI.Code:
 		p.Heading = "This address is not allowed"
 	case e.status >= http.StatusInternalServerError:

@@ -525,7 +525,10 @@ func TestRefusedRequests(t *testing.T) {
 	b := r.browser(home)
 	before := r.rows()
 	b.open(authorizeParams("nobody", claude)).wantPage(http.StatusBadRequest, "Remove the connector")
-	b.open(authorizeParams("https://app.test/client.json", claude)).wantPage(http.StatusBadRequest, "cannot be verified").wantPage(http.StatusBadRequest, "There is no document.")
+	unverified := b.open(authorizeParams("https://app.test/client.json", claude)).wantPage(http.StatusBadRequest, "cannot be verified")
+	if n := strings.Count(unverified.body, "There is no document."); n != 1 {
+		t.Errorf("the page gives the reason %d times", n)
+	}
 	b.open(authorizeParams(id, "https://evil.test/cb")).wantPage(http.StatusBadRequest, "has not registered")
 	b.open(authorizeParams(id, "https://unlisted.test/cb")).wantPage(http.StatusBadRequest, "oauth.redirects")
 	b.open(url.Values{}).wantPage(http.StatusBadRequest, "client_id")
