@@ -164,37 +164,41 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// pending is the subscribe calls under way, so that an unsubscribe that was
-// answered is not undone by one that began before it.
+// pending is the subscribe calls under way, so that an end that was answered is
+// not undone by a call that began before it.
 type pending struct {
 	mu    sync.Mutex
-	calls map[subKey]map[*atomic.Bool]bool
+	calls map[*pendingCall]bool
 }
 
-func (p *pending) begin(key subKey) (withdrawn func() bool, done func()) {
-	call := &atomic.Bool{}
+type pendingCall struct {
+	key       subKey
+	clientID  string
+	withdrawn atomic.Bool
+}
+
+func (p *pending) begin(key subKey, clientID string) (withdrawn func() bool, done func()) {
+	call := &pendingCall{key: key, clientID: clientID}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.calls == nil {
-		p.calls = map[subKey]map[*atomic.Bool]bool{}
+		p.calls = map[*pendingCall]bool{}
 	}
-	if p.calls[key] == nil {
-		p.calls[key] = map[*atomic.Bool]bool{}
-	}
-	p.calls[key][call] = true
-	return call.Load, func() {
+	p.calls[call] = true
+	return call.withdrawn.Load, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if delete(p.calls[key], call); len(p.calls[key]) == 0 {
-			delete(p.calls, key)
-		}
+		delete(p.calls, call)
 	}
 }
 
-func (p *pending) withdraw(key subKey) {
+// withdraw ends the calls that match.
+func (p *pending) withdraw(match func(*pendingCall) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for call := range p.calls[key] {
-		call.Store(true)
+	for call := range p.calls {
+		if match(call) {
+			call.withdrawn.Store(true)
+		}
 	}
 }

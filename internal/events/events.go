@@ -46,8 +46,8 @@ const (
 	DefaultWorkers            = 32
 )
 
-// Options says what a [Service] works with. Store, Client and Mailbox are
-// required; Key is for everything but the owner's commands.
+// Options says what a [Service] works with. Store and Mailbox are required, Key
+// and Client for everything but the owner's commands.
 type Options struct {
 	Store *store.Store
 	// Key seals the secrets of subscriptions; see [OpenKey].
@@ -141,8 +141,8 @@ type Service struct {
 
 // New returns the events of a store. It sends nothing until [Service.Start].
 func New(o Options) (*Service, error) {
-	if o.Store == nil || o.Client == nil || o.Mailbox == nil {
-		return nil, errors.New("events: Store, Client and Mailbox are needed")
+	if o.Store == nil || o.Mailbox == nil {
+		return nil, errors.New("events: Store and Mailbox are needed")
 	}
 	s := &Service{
 		store: o.Store, key: o.Key, client: o.Client, checkURL: o.CheckURL, mailbox: o.Mailbox,
@@ -192,8 +192,8 @@ func New(o Options) (*Service, error) {
 // Start settles what the last run left unfinished, activates the wake-up targets
 // of the config and begins to send.
 func (s *Service) Start(ctx context.Context) error {
-	if s.key == nil {
-		return errors.New("events: a Key is needed to send")
+	if s.key == nil || s.client == nil {
+		return errors.New("events: a Key and a Client are needed to send")
 	}
 	receivers, err := store.Write(ctx, s.store, func(tx *store.Tx) ([]int64, error) {
 		if err := s.settleInterrupted(tx); err != nil {

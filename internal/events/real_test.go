@@ -151,7 +151,9 @@ func TestRealAnswers(t *testing.T) {
 		{"410", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(410) }, events.Cancelled, "gone"},
 		{"429", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }, events.Queued, "http_429"},
 		{"503", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, events.Queued, "http_503"},
-		{"redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) }, events.Queued, "http_307"},
+		{"redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		}, events.Queued, "http_307"},
 		{"the connection breaks", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, events.Queued, "lost"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -163,7 +163,7 @@ func (s *Service) Subscribe(ctx context.Context, who principal.Principal, in Sub
 	if err != nil {
 		return SubscribeOut{}, err
 	}
-	withdrawn, done := s.pending.begin(r.subKey)
+	withdrawn, done := s.pending.begin(r.subKey, who.ClientID)
 	defer done()
 	unlock, err := s.challenges.lock(ctx, r.owner+"\x00"+r.url)
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *Service) Subscribe(ctx context.Context, who principal.Principal, in Sub
 	}
 	return store.Write(ctx, s.store, func(tx *store.Tx) (SubscribeOut, error) {
 		if withdrawn() {
-			return SubscribeOut{}, refuse(Withdrawn.New("The subscription was unsubscribed while its callback was verified."), "kind", "subscription")
+			return SubscribeOut{}, refuse(Withdrawn.New("The subscription was ended while its callback was verified."), "kind", "subscription")
 		}
 		if challenged {
 			if err := recordVerified(tx, r.owner, r.url); err != nil {
@@ -204,8 +204,8 @@ func (s *Service) Subscribe(ctx context.Context, who principal.Principal, in Sub
 
 func (s *Service) checkSubscribe(who principal.Principal, in SubscribeIn) (subscription, error) {
 	r := subscription{}
-	if s.key == nil {
-		return r, errors.New("events: a Key is needed to subscribe")
+	if s.key == nil || s.client == nil {
+		return r, errors.New("events: a Key and a Client are needed to subscribe")
 	}
 	if in.Name == "" {
 		return r, invalid("name", "is required")
@@ -373,7 +373,7 @@ func (s *Service) Unsubscribe(ctx context.Context, who principal.Principal, in U
 		return false, err
 	}
 	key := subKey{who.Owner, in.URL, t.Name, canonicalJSON(arguments)}
-	s.pending.withdraw(key)
+	s.pending.withdraw(func(c *pendingCall) bool { return c.key == key })
 	id, err := store.Write(ctx, s.store, func(tx *store.Tx) (string, error) {
 		row, err := findSubscription(tx, key)
 		if err != nil || !row.live(tx.Now()) {
@@ -387,9 +387,10 @@ func (s *Service) Unsubscribe(ctx context.Context, who principal.Principal, in U
 	return id != "", err
 }
 
-// EndClient ends every subscription that a client made, in the transaction that
-// revokes it.
+// EndClient ends every subscription that a client made or is making, in the
+// transaction that revokes it.
 func (s *Service) EndClient(tx *store.Tx, clientID string) error {
+	s.pending.withdraw(func(c *pendingCall) bool { return c.clientID == clientID })
 	type ended struct{ id, owner string }
 	var all []ended
 	err := tx.Query(func(row store.Scanner) error {
