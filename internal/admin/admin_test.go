@@ -376,6 +376,46 @@ func TestSocketRefusesWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
+// A gateway that is killed between the commit and its answer has done what it
+// was asked, so an error must not read like a refusal.
+func TestLostAnswerIsNoRefusal(t *testing.T) {
+	for name, answer := range map[string]string{
+		"nothing":        "",
+		"half an answer": "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t, shortDir(t))
+			l, err := Listen(c.StateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = conn.Read(make([]byte, 4096))
+					_, _ = conn.Write([]byte(answer))
+					conn.Close()
+				}
+			}()
+			defer func() { l.Close(); <-done }()
+			conn, err := DialRunning(t.Context(), c.StateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, err = AddClient.Call(t.Context(), conn, oauth.NewClient{Name: "x"})
+			if err == nil || !strings.Contains(err.Error(), "may have been done") || !strings.Contains(err.Error(), "gateway status --audit") || strings.Contains(err.Error(), "http://") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 // Trouble of the store keeps its cause for the log and says under which id.
 func TestTroubleIsLoggedNotTold(t *testing.T) {
 	c := testConfig(t, shortDir(t))

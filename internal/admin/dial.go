@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -121,12 +122,12 @@ func (c *Conn) post(ctx context.Context, name string, in, out any) error {
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := c.client.Do(r)
 	if err != nil {
-		return fmt.Errorf("asking the gateway: %w", err)
+		return unanswered(err)
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("reading the gateway's answer, which may have done what it was asked: %w", err)
+		return unanswered(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		var refusal struct{ Error wireError }
@@ -140,4 +141,18 @@ func (c *Conn) post(ctx context.Context, name string, in, out any) error {
 		return fmt.Errorf("the gateway's answer is not of this version, restart it: %w", err)
 	}
 	return nil
+}
+
+// unanswered is the error of a request without a whole answer. Only one that
+// could not be sent was certainly not carried out.
+func unanswered(err error) error {
+	var request *url.Error // says no more than our own words
+	if errors.As(err, &request) {
+		err = request.Err
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("the gateway has just stopped, nothing was done: run the command again: %w", err)
+	}
+	return fmt.Errorf(`no answer came from the gateway, so the command may have been done or not: "gateway status --audit 5" shows the last changes: %w`, err)
 }
