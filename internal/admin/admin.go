@@ -16,6 +16,7 @@ import (
 	"io"
 	"log/slog"
 
+	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/store"
@@ -30,6 +31,8 @@ type Backend struct {
 	Clients *oauth.Clients
 	// Mailbox is the peers and messages.
 	Mailbox *mailbox.Service
+	// Events is the subscriptions and deliveries.
+	Events *events.Service
 	// OwnerFile is the config's ownerTokenFile.
 	OwnerFile string
 	// Rand makes passwords and the ids of errors.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/events"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
@@ -75,6 +76,32 @@ type PurgeIn struct {
 	Before             time.Time `json:"before"`
 	IncludeUnprocessed bool      `json:"includeUnprocessed"`
 	DryRun             bool      `json:"dryRun"`
+}
+
+// SubscriptionsIn selects subscriptions; see [events.SubscriptionsIn].
+type SubscriptionsIn struct {
+	Owner        string  `json:"owner"`
+	IncludeEnded bool    `json:"includeEnded"`
+	Limit        *int    `json:"limit,omitempty"`
+	Cursor       *string `json:"cursor,omitempty"`
+}
+
+// DeliveriesIn selects deliveries; see [events.DeliveriesIn].
+type DeliveriesIn struct {
+	Owner  string  `json:"owner"`
+	Dead   bool    `json:"dead"`
+	Limit  *int    `json:"limit,omitempty"`
+	Cursor *string `json:"cursor,omitempty"`
+}
+
+// ResendIn names an event.
+type ResendIn struct {
+	EventID string `json:"eventId"`
+}
+
+// ForgetOut counts the subscriptions that were ended.
+type ForgetOut struct {
+	Subscriptions int `json:"subscriptions"`
 }
 
 // AuditIn asks for the newest entries of the audit log, 1 to 1000.
@@ -159,6 +186,28 @@ var (
 		return out, err
 	}}
 
+	// ListSubscriptions lists a page of subscriptions, and the wake-up targets.
+	ListSubscriptions = Command[SubscriptionsIn, events.SubscriptionsOut]{"events.subscriptions", func(ctx context.Context, b *Backend, in SubscriptionsIn) (events.SubscriptionsOut, error) {
+		return b.Events.Subscriptions(ctx, events.SubscriptionsIn{Owner: in.Owner, IncludeEnded: in.IncludeEnded, Page: events.Page{Limit: in.Limit, Cursor: in.Cursor}})
+	}}
+
+	// ListDeliveries lists a page of deliveries, newest first.
+	ListDeliveries = Command[DeliveriesIn, events.DeliveriesOut]{"events.list", func(ctx context.Context, b *Backend, in DeliveriesIn) (events.DeliveriesOut, error) {
+		return b.Events.Deliveries(ctx, events.DeliveriesIn{Owner: in.Owner, Dead: in.Dead, Page: events.Page{Limit: in.Limit, Cursor: in.Cursor}})
+	}}
+
+	// ResendEvent sends an event again that nothing tries any more.
+	ResendEvent = Command[ResendIn, events.ResendOut]{"events.resend", func(ctx context.Context, b *Backend, in ResendIn) (events.ResendOut, error) {
+		return b.Events.Resend(ctx, in.EventID)
+	}}
+
+	// ForgetSecrets ends every subscription, because the key of their secrets is
+	// lost.
+	ForgetSecrets = Command[None, ForgetOut]{"events.forget-secrets", func(ctx context.Context, b *Backend, _ None) (ForgetOut, error) {
+		n, err := events.ForgetSecrets(ctx, b.Store)
+		return ForgetOut{n}, err
+	}}
+
 	// ResetPassword gives the owner a new password and ends every remembered
 	// session of the consent page.
 	ResetPassword = Command[None, PasswordOut]{"owner.reset-password", resetPassword}
@@ -169,7 +218,8 @@ var table = []interface {
 	label() string
 	serve(context.Context, *Backend, io.Reader) (any, error)
 }{
-	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages, ResetPassword,
+	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
+	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets, ResetPassword,
 }
 
 func (c Command[In, Out]) label() string { return c.name }

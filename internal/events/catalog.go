@@ -126,19 +126,41 @@ var catalogue = []eventType{
 func (s *Service) List(who principal.Principal) []Definition {
 	list := []Definition{}
 	for _, t := range catalogue {
-		if who.Permissions.Has(t.permission) {
+		if s.offers(t.Name) && who.Permissions.Has(t.permission) {
 			list = append(list, t.Definition)
 		}
 	}
 	return list
 }
 
+// CheckList refuses parameters of events/list that are none. There is one page,
+// so no cursor is right.
+func CheckList(raw json.RawMessage) error {
+	if len(raw) == 0 {
+		return nil
+	}
+	var p struct{ Cursor *string }
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return invalid("params", "must be an object, with a string as cursor")
+	}
+	if p.Cursor != nil && *p.Cursor != "" {
+		return invalid("cursor", "is none that events/list gave")
+	}
+	return nil
+}
+
+func (s *Service) offers(name string) bool { return s.offer == nil || slices.Contains(s.offer, name) }
+
 func findType(name string) (eventType, error) {
 	i := slices.IndexFunc(catalogue, func(t eventType) bool { return t.Name == name })
 	if i < 0 {
-		return eventType{}, refuse(UnknownEvent.New("name is no event of this gateway."), "kind", "event")
+		return eventType{}, unknownEvent()
 	}
 	return catalogue[i], nil
+}
+
+func unknownEvent() error {
+	return refuse(UnknownEvent.New("name is no event of this gateway."), "kind", "event")
 }
 
 // arguments reads the arguments of a subscription; nil and null are none.

@@ -67,6 +67,9 @@ type Options struct {
 	// ResolveHost gives the canonical id of a host, the local one for "". nil
 	// knows the local host only.
 	ResolveHost func(hostID string) (string, error)
+	// Offer names the events that can be subscribed to, for one that nothing
+	// publishes is a promise that is not kept; nil offers all.
+	Offer []string
 	// Targets are the config's peerWakeTargets, at most one for a peer.
 	Targets []Target
 
@@ -125,6 +128,7 @@ type Service struct {
 	mailbox  Mailbox
 	allowed  func(store.Querier, string, principal.Permission) (bool, error)
 	host     func(string) (string, error)
+	offer    []string
 	targets  map[peerKey]Target
 	ttl      TTL
 	maxSubs  int
@@ -146,7 +150,7 @@ func New(o Options) (*Service, error) {
 	}
 	s := &Service{
 		store: o.Store, key: o.Key, client: o.Client, checkURL: o.CheckURL, mailbox: o.Mailbox,
-		allowed: o.Allowed, host: o.ResolveHost, targets: map[peerKey]Target{},
+		allowed: o.Allowed, host: o.ResolveHost, offer: o.Offer, targets: map[peerKey]Target{},
 		ttl: TTL{
 			Default: cmp.Or(o.TTL.Default, DefaultTTL), Min: cmp.Or(o.TTL.Min, DefaultMinTTL), Max: cmp.Or(o.TTL.Max, DefaultMaxTTL),
 		},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/sealing"
 	"agentrelay/internal/store"
 )
@@ -80,7 +81,7 @@ func ForgetSecrets(ctx context.Context, s *store.Store) (int, error) {
 			if err := endSubscription(tx, id, secretUnreadable); err != nil {
 				return 0, err
 			}
-			if err := audit.Record(tx, system(owner), "event.end", id, audit.OK, "reason", secretUnreadable); err != nil {
+			if err := audit.Record(tx, principal.Owner(owner), "event.end", id, audit.OK, "reason", secretUnreadable); err != nil {
 				return 0, err
 			}
 		}

@@ -211,6 +211,9 @@ func (s *Service) checkSubscribe(who principal.Principal, in SubscribeIn) (subsc
 		return r, invalid("name", "is required")
 	}
 	t, err := findType(in.Name)
+	if err == nil && !s.offers(in.Name) {
+		err = unknownEvent()
+	}
 	if err != nil {
 		return r, err
 	}

@@ -278,6 +278,14 @@ func TestUnreadableParameters(t *testing.T) {
 		_, err := events.ReadSubscribe(json.RawMessage(raw))
 		refused(t, err, fault.InvalidArguments)
 	}
+	for _, raw := range []string{`[]`, `{"cursor":1}`, `{"cursor":"x"}`} {
+		refused(t, events.CheckList(json.RawMessage(raw)), fault.InvalidArguments)
+	}
+	for _, raw := range []string{``, `{}`, `null`, `{"cursor":null}`, `{"cursor":"","_meta":{}}`} {
+		if err := events.CheckList(json.RawMessage(raw)); err != nil {
+			t.Error(err)
+		}
+	}
 	for _, raw := range []string{``, `[]`, `{"name":[]}`, `{"delivery":"x"}`} {
 		_, err := events.ReadUnsubscribe(json.RawMessage(raw))
 		refused(t, err, fault.InvalidArguments)
@@ -683,6 +691,18 @@ func TestDefinitionsAreSchemas(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+func TestOnlyWhatIsOfferedIsThere(t *testing.T) {
+	inBubble(t, events.Options{Offer: []string{events.PeerMessage}}, func(b *box) {
+		if list := b.List(b.who); len(list) != 1 || list[0].Name != events.PeerMessage {
+			t.Errorf("listed: %v", list)
+		}
+		in := subscribeTo("dot")
+		in.Name, in.Arguments = events.AgentAttention, json.RawMessage(`{"workspaceId":"w","routeId":"r"}`)
+		_, err := b.Subscribe(context.Background(), b.who, in)
+		refused(t, err, events.UnknownEvent)
 	})
 }
 

@@ -27,12 +27,14 @@ import (
 	"time"
 
 	"agentrelay/internal/config"
+	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/owner"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
+	"agentrelay/internal/wake"
 )
 
 // Options says what a [Gateway] is built from. Only Config is required.
@@ -65,7 +67,9 @@ type Gateway struct {
 	oauth     authorizationServer
 	clients   *oauth.Clients
 	mailbox   *mailbox.Service
+	events    *events.Service
 	outbound  *http.Client // of metadata documents
+	callbacks *http.Client // of events
 	stopping  context.Context
 	stop      context.CancelFunc
 	beats     beats
@@ -121,7 +125,7 @@ func New(ctx context.Context, o Options) (_ *Gateway, err error) {
 	if err = g.listen(ctx); err != nil {
 		return nil, err
 	}
-	if err = g.build(); err != nil {
+	if err = g.build(ctx); err != nil {
 		return nil, err
 	}
 	return g, nil
@@ -147,9 +151,12 @@ func (g *Gateway) listen(ctx context.Context) error {
 }
 
 // build makes the parts and joins them.
-func (g *Gateway) build() error {
+func (g *Gateway) build(ctx context.Context) error {
 	c := g.config
-	g.mailbox = mailbox.New(mailbox.Options{Store: g.store, Limits: mailbox.Limits(c.Mailbox.Limits), Now: g.now, Log: g.log})
+	if err := g.buildEvents(ctx); err != nil {
+		return err
+	}
+	g.mailbox = mailbox.New(mailbox.Options{Store: g.store, Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log})
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
 	if err != nil {
 		return fmt.Errorf("reading the owner's password: %w", err)
@@ -159,6 +166,7 @@ func (g *Gateway) build() error {
 		Store: g.store, PublicBaseURL: c.PublicBaseURL, SharedOwner: c.SharedOwner, Redirects: c.OAuth.Redirects,
 		Password:   password,
 		Documents:  cimd.New(cimd.Options{Client: g.outbound, Now: g.now, AllowLoopback: c.Safedial.AllowLoopback}),
+		Ended:      []func(*store.Tx, string) error{g.events.EndClient},
 		ClientAddr: clientAddress,
 		RequestID:  func(r *http.Request) string { return recordOf(r.Context()).id },
 		Now:        g.now, Rand: g.rand, Log: g.log,
@@ -171,7 +179,8 @@ func (g *Gateway) build() error {
 	return nil
 }
 
-// closeTimeout bounds the last write of a gateway that closes.
+// closeTimeout bounds the last callbacks and the last write of a gateway that
+// closes.
 const closeTimeout = 5 * time.Second
 
 // Close ends everything that [New] began. Running calls are not waited for:
@@ -187,12 +196,10 @@ func (g *Gateway) Close() error {
 	if g.mailbox != nil {
 		g.mailbox.Close()
 	}
-	if g.outbound != nil {
-		g.outbound.CloseIdleConnections()
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	g.closeEvents(ctx)
 	if g.oauth != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
 		if err := g.oauth.Close(ctx); !errors.Is(err, store.ErrClosed) {
 			errs = append(errs, err)
 		}

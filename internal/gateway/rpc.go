@@ -88,6 +88,10 @@ func (e *rpcError) explain(id string) {
 
 // name is the error in the log.
 func (e *rpcError) name() string {
+	var data struct{ Code string }
+	if json.Unmarshal(e.Data, &data) == nil && data.Code != "" {
+		return data.Code
+	}
 	if k, ok := rpcKindOf(e.Code); ok {
 		return k.Code
 	}

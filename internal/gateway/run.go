@@ -12,6 +12,7 @@ import (
 
 	"agentrelay/internal/admin"
 	"agentrelay/internal/audit"
+	"agentrelay/internal/events"
 	"agentrelay/internal/store"
 )
 
@@ -29,6 +30,7 @@ const (
 
 	oauthSweep = time.Minute
 	auditSweep = time.Hour
+	eventSweep = time.Hour
 )
 
 // Run serves until ctx ends, then stops: no new connections, waiting calls
@@ -40,6 +42,9 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	socket, err := admin.Listen(g.config.StateDir)
 	if err != nil {
 		return err
+	}
+	if err := g.events.Start(ctx); err != nil {
+		return fmt.Errorf("starting the events: %w", errors.Join(err, socket.Close()))
 	}
 	g.logStart(ctx)
 
@@ -57,6 +62,7 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	})
 	wg.Go(func() { g.sweep(serving, "oauth", oauthSweep, g.oauth.Sweep) })
 	wg.Go(func() { g.sweep(serving, "audit", auditSweep, g.sweepAudit) })
+	wg.Go(func() { g.sweep(serving, "events", eventSweep, g.sweepEvents) })
 	ready(g.config.MCPURL())
 	wg.Wait()
 	return errors.Join(<-errs, <-errs)
@@ -122,10 +128,21 @@ func (g *Gateway) sweepAudit(ctx context.Context) error {
 	}
 }
 
+// sweepEvents removes deliveries that are older than the config keeps.
+func (g *Gateway) sweepEvents(ctx context.Context) error {
+	before := g.now().AddDate(0, 0, -g.config.Events.KeepDays)
+	for {
+		n, err := store.Write(ctx, g.store, func(tx *store.Tx) (int64, error) { return events.Sweep(tx, before) })
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+}
+
 // backend is what the owner's commands act on.
 func (g *Gateway) backend() *admin.Backend {
 	return &admin.Backend{
-		Store: g.store, Clients: g.clients, Mailbox: g.mailbox, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
+		Store: g.store, Clients: g.clients, Mailbox: g.mailbox, Events: g.events, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
 		Status: func(ctx context.Context) (any, error) { return g.Status(ctx) },
 	}
 }

@@ -29,7 +29,16 @@ type Status struct {
 	SharedOwner bool      `json:"sharedOwner"`
 	Clients     Clients   `json:"clients"`
 	Peers       Peers     `json:"peers"`
+	Events      Events    `json:"events"`
 	Warnings    []Warning `json:"warnings"`
+}
+
+// Events counts what is told to the outside, of all owners.
+type Events struct {
+	Subscriptions int `json:"subscriptions"` // active ones
+	Targets       int `json:"targets"`       // wake-up targets of the config
+	Waiting       int `json:"waiting"`       // deliveries that are on their way
+	Dead          int `json:"dead"`          // deliveries that nothing tries again
 }
 
 // Clients counts the OAuth clients.
@@ -64,7 +73,7 @@ func (g *Gateway) Status(ctx context.Context) (Status, error) {
 		return s, nil
 	}
 	var foreign int
-	err := errors.Join(g.readSchema(ctx, &s), g.countClients(ctx, &s), g.countPeers(ctx, &s, &foreign))
+	err := errors.Join(g.readSchema(ctx, &s), g.countClients(ctx, &s), g.countPeers(ctx, &s, &foreign), g.measureEvents(ctx, &s))
 	if foreign > 0 {
 		s.Warnings = append(s.Warnings, g.foreignWarning(foreign))
 	}
@@ -121,6 +130,15 @@ func (g *Gateway) countPeers(ctx context.Context, s *Status, foreign *int) error
 		}
 		in.Cursor = &page.NextCursor
 	}
+}
+
+func (g *Gateway) measureEvents(ctx context.Context, s *Status) error {
+	e, err := g.events.Status(ctx)
+	s.Events = Events{e.Subscriptions, e.Targets, e.Waiting, e.Dead}
+	for _, w := range e.Warnings {
+		s.Warnings = append(s.Warnings, Warning{w.Code, w.Text})
+	}
+	return err
 }
 
 // warnings are those that the config alone decides.

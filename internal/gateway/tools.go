@@ -132,7 +132,7 @@ func (f *frame) fail(ctx context.Context, t *tool, who principal.Principal, err 
 	e := faultOf(err)
 	rec := recordOf(ctx)
 	if !slices.Contains([]string{fault.Internal.Code, fault.Unavailable.Code}, e.Code) {
-		if err := f.recordRefusal(ctx, t, who, e, rec.id); err != nil {
+		if err := recordRefusal(ctx, f.store, who, "tool.refuse", t.name, e, rec.id); err != nil {
 			e = faultOf(err)
 		}
 	}
@@ -145,11 +145,11 @@ const auditTimeout = 5 * time.Second
 
 // recordRefusal also works for a client that has left by now: that it asked is
 // what the record is for.
-func (f *frame) recordRefusal(ctx context.Context, t *tool, who principal.Principal, e *fault.Error, id string) error {
+func recordRefusal(ctx context.Context, s *store.Store, who principal.Principal, action, subject string, e *fault.Error, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 	defer cancel()
-	err := store.Exec(ctx, f.store, func(tx *store.Tx) error {
-		return audit.Record(tx, who, "tool.refuse", t.name, e.Code, "id", id)
+	err := store.Exec(ctx, s, func(tx *store.Tx) error {
+		return audit.Record(tx, who, action, subject, e.Code, "id", id)
 	})
 	if err != nil {
 		return fmt.Errorf("recording a refusal: %w", err)

@@ -1,14 +1,15 @@
 // Package wake joins the mailbox to what wakes its readers.
 //
 // It owns nothing but the translation between the two: [Mailbox] is the mailbox
-// as internal/events asks for it, and [New] is internal/events as the mailbox
-// asks for it. It promises to change no meaning on the way. The gateway and the
+// as internal/events asks for it, [New] is internal/events as the mailbox asks
+// for it, and [EventsOptions] is the config as internal/events takes it. It promises to change no meaning on the way. The gateway and the
 // owner's commands without a gateway both build with it, so that a peer that is
 // stopped offline stops waking offline too. The rules are in the packages it
 // joins.
 package wake
 
 import (
+	"agentrelay/internal/config"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/store"
@@ -16,6 +17,20 @@ import (
 
 // Mailbox is what internal/events may ask of the mailbox.
 type Mailbox = mailbox.Lookup
+
+// EventsOptions is what the config says about events. It offers none: which are
+// published is for the caller to know, as is all the rest.
+func EventsOptions(c *config.Config) events.Options {
+	o := events.Options{Offer: []string{}, MaxSubscriptions: c.Events.MaxSubscriptions, ChallengesPerMinute: c.Events.ChallengesPerMinute}
+	o.TTL.Default, o.TTL.Min, o.TTL.Max = c.Events.TTL()
+	for _, t := range c.PeerWakeTargets {
+		o.Targets = append(o.Targets, events.Target{
+			Owner: t.Owner, PeerID: t.PeerID, Generation: int64(t.Generation), RoutineID: t.RoutineID,
+			Credential: t.CredentialFile, Scheme: events.Scheme(t.Scheme),
+		})
+	}
+	return o
+}
 
 // New makes the mailbox's [mailbox.Wake] of an events service.
 func New(e *events.Service) mailbox.Wake { return adapter{e} }
