@@ -1,0 +1,5 @@
+package files_test
+
+const crashEnv = "AGENT_RELAY_FILES_CRASH"
+
+func crashHelper() {}

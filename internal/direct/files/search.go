@@ -1,0 +1,330 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+
+	"agentrelay/internal/direct"
+)
+
+// searchWorkers is how many files all searches of a service read at once.
+var searchWorkers = min(8, 2*runtime.NumCPU())
+
+// searchAhead is how many files a search may be ahead of the first one whose
+// matches are not known yet.
+const searchAhead = 256
+
+// SearchDirectFiles answers the lines in which Query occurs, in the order of
+// paths and lines. Binary files (a NUL byte in the first 8 KiB) and what can't be
+// read are counted and left out. Links are not followed. In a line over 1 MiB a
+// match of more than 64 KiB may be missed, and anchors may match where the
+// scanner has cut it.
+//
+// Refusals: invalid_arguments, invalid_cursor and those of package direct.
+func (s *Service) SearchDirectFiles(ctx context.Context, in SearchDirectFilesIn) (SearchDirectFilesOut, error) {
+	q, err := checkSearch(in)
+	if err != nil {
+		return SearchDirectFilesOut{}, err
+	}
+	t, err := s.host.Open(in.ProjectID, direct.Read)
+	if err != nil {
+		return SearchDirectFilesOut{}, err
+	}
+	defer t.Close()
+	p, err := t.Find(in.Path, direct.ToRead)
+	if err != nil {
+		return SearchDirectFilesOut{}, t.Fault(err, in.Path)
+	}
+	defer p.Close()
+	list := scope{
+		"search_direct_files", in.ProjectID, p.Path, in.Query, globText(in.Glob),
+		strconv.FormatBool(in.Regex), strconv.FormatBool(in.IgnoreCase), strconv.FormatBool(in.IncludeIgnored),
+	}
+	if q.after, err = list.position(in.Cursor); err != nil {
+		return SearchDirectFilesOut{}, err
+	}
+	q.s, q.t, q.place, q.includeIgnored = s, t, p, in.IncludeIgnored
+	out, rest, err := q.run(ctx)
+	if err != nil {
+		return SearchDirectFilesOut{}, t.Fault(err, in.Path)
+	}
+	out.HostID = t.HostID()
+	if rest != nil {
+		out.Truncated, out.NextCursor = true, list.cursor(*rest)
+	}
+	return out, nil
+}
+
+// search is one call.
+type search struct {
+	s              *Service
+	t              *direct.Tree
+	place          *direct.Place
+	pattern        *pattern
+	glob           *glob
+	includeIgnored bool
+	context, limit int
+	after          *position
+}
+
+func checkSearch(in SearchDirectFilesIn) (q search, err error) {
+	if q.limit, err = checkLimit(in.Limit, DefaultSearch, MaxSearch); err != nil {
+		return q, err
+	}
+	if in.Context != nil {
+		if q.context = *in.Context; q.context < 0 || q.context > MaxContext {
+			return q, direct.Invalid("context", "must be 0 to 5")
+		}
+	}
+	if q.glob, err = parseGlob(in.Glob); err != nil {
+		return q, err
+	}
+	q.pattern, err = parsePattern(in.Query, in.Regex, in.IgnoreCase)
+	return q, err
+}
+
+// job is one file to be scanned.
+type job struct {
+	found
+	from position
+	done chan struct{}
+	out  scanned
+	err  error // why it was left out
+	// protected says that it is a protected file under another name.
+	protected bool
+	skipped   Skipped // by the walk until it came to this file
+}
+
+// run walks in one goroutine, scans in several, and collects in the order of
+// the walk until there is enough. rest is where the next page begins.
+func (q *search) run(ctx context.Context) (SearchDirectFilesOut, *position, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	ordered, todo := make(chan *job, searchAhead), make(chan *job, searchAhead)
+	var walked walkResult
+	group.Go(func() {
+		defer close(ordered)
+		defer close(todo)
+		walked = q.walk(ctx, ordered, todo)
+	})
+	for range searchWorkers {
+		group.Go(func() {
+			sc := scanner{p: q.pattern, max: q.limit + 1, context: q.context}
+			for j := range todo {
+				q.scan(ctx, &sc, j)
+			}
+		})
+	}
+	c := collector{limit: q.limit}
+	c.out.Matches = []Match{}
+	for j := range ordered {
+		<-j.done
+		if err := ctx.Err(); err != nil {
+			return c.out, nil, err
+		}
+		if c.take(j) {
+			cancel()
+			for range ordered { // the walk may be waiting to hand one over
+			}
+			return c.finish(j.skipped), c.rest, nil
+		}
+	}
+	if walked.err != nil {
+		return c.out, nil, walked.err
+	}
+	return c.finish(walked.skipped), walked.rest, nil
+}
+
+type walkResult struct {
+	skipped Skipped
+	rest    *position
+	err     error
+}
+
+// walk hands over the files to be searched.
+func (q *search) walk(ctx context.Context, ordered, todo chan<- *job) (r walkResult) {
+	budget, last := q.s.budget(), position{}
+	hand := func(f found, from position) error {
+		j := &job{found: f, from: from, done: make(chan struct{}), skipped: r.skipped}
+		j.dir.retain()
+		select {
+		case ordered <- j:
+			todo <- j // has room whenever ordered has
+		case <-ctx.Done():
+			j.dir.release()
+			return ctx.Err()
+		}
+		return nil
+	}
+	if q.place.Info != nil && !q.place.Info.IsDir() {
+		r.err = q.handFile(hand)
+		return r
+	}
+	w := walk{ctx: ctx, t: q.t, recursive: true, includeIgnored: q.includeIgnored, skipped: &r.skipped}
+	w.visit = func(f found) error {
+		if budget.spent() && last.path != "" {
+			return errStop
+		}
+		last = position{path: f.path}
+		switch {
+		case f.typ.IsDir(), !q.glob.match(below(q.place.Path, f.path)):
+			return nil
+		case f.typ&os.ModeSymlink != 0:
+			r.skipped.Links++
+			return nil
+		case !f.typ.IsRegular():
+			r.skipped.Special++
+			return nil
+		}
+		return hand(f, position{})
+	}
+	r.err = q.walkFrom(&w, hand)
+	if errors.Is(r.err, errStop) {
+		r.err, r.rest = nil, &last
+	}
+	return r
+}
+
+// walkFrom begins with what is left of the file in which the last page ended.
+func (q *search) walkFrom(w *walk, hand func(found, position) error) error {
+	if q.place.Info == nil {
+		return direct.PathNotFound.New("path names nothing in this project.")
+	}
+	if q.after == nil {
+		return w.run(q.place, nil)
+	}
+	if q.after.line > 0 {
+		p, err := q.t.Find(q.after.path, direct.ToRead)
+		if err == nil && p.Info != nil && p.Info.Mode().IsRegular() && p.Path == q.after.path {
+			dir := share(p.Dir)
+			err = hand(found{dir, p.Name, p.Path, p.Info.Mode().Type()}, *q.after)
+			dir.release()
+			if err != nil {
+				return err
+			}
+		} else if p != nil {
+			p.Close()
+		}
+	}
+	return w.run(q.place, &q.after.path)
+}
+
+// handFile searches the one file that path names.
+func (q *search) handFile(hand func(found, position) error) error {
+	if !q.place.Info.Mode().IsRegular() {
+		return direct.NotRegularFile.New("path is neither a directory nor a plain file.")
+	}
+	from := position{}
+	if q.after != nil {
+		if q.after.line == 0 {
+			return nil // it was dealt with
+		}
+		from = *q.after
+	}
+	root, err := q.place.Dir.OpenRoot(".")
+	if err != nil {
+		return err
+	}
+	dir := share(root)
+	defer dir.release()
+	return hand(found{dir, q.place.Name, q.place.Path, 0}, from)
+}
+
+// scan looks through one file.
+func (q *search) scan(ctx context.Context, sc *scanner, j *job) {
+	defer close(j.done)
+	defer j.dir.release()
+	if ctx.Err() != nil {
+		return
+	}
+	q.s.workers <- struct{}{}
+	defer func() { <-q.s.workers }()
+	info, err := j.dir.Lstat(j.name)
+	if err == nil {
+		j.protected = q.t.Protects(j.path, info)
+	}
+	if err != nil || j.protected {
+		j.err = q.t.Fault(err, j.path)
+		return
+	}
+	f, _, err := openEntry(j.dir.Root, j.name, info, os.O_RDONLY)
+	if err != nil {
+		j.err = q.t.Fault(err, j.path)
+		return
+	}
+	defer f.Close()
+	if j.out, err = sc.file(ctx, f, j.from, scanBudget); err != nil {
+		j.err = q.t.Fault(err, j.path)
+	}
+}
+
+// collector makes the answer from files in their order.
+type collector struct {
+	limit int
+	bytes int
+	out   SearchDirectFilesOut
+	rest  *position
+}
+
+// take adds a file and reports whether the answer is full.
+func (c *collector) take(j *job) bool {
+	if j.protected {
+		c.out.Skipped.Protected++
+		return false
+	}
+	c.out.ScannedBytes += j.out.bytes
+	if j.err != nil {
+		c.out.Skipped.count(j.err)
+		return false
+	}
+	if j.out.binary {
+		c.out.Skipped.Binary++
+		return false
+	}
+	c.out.ScannedFiles++
+	for i, h := range j.out.hits {
+		if len(c.out.Matches) == c.limit || c.bytes > maxList {
+			if i > 0 {
+				last := j.out.hits[i-1]
+				c.rest = &position{j.path, last.Line, last.next}
+			} else if j.from.line > 0 {
+				c.rest = &position{j.path, j.from.line, j.from.offset}
+			}
+			return true
+		}
+		h.Path = j.path
+		c.bytes += len(h.Path) + len(h.Text) + 100
+		for _, lines := range [][]string{h.Before, h.After} {
+			for _, l := range lines {
+				c.bytes += len(l)
+			}
+		}
+		c.out.Matches = append(c.out.Matches, h.Match)
+	}
+	c.rest = &position{path: j.path}
+	if j.out.rest != nil {
+		c.rest = &position{j.path, j.out.rest.line, j.out.rest.offset}
+		return true
+	}
+	return c.out.ScannedBytes >= scanBudget
+}
+
+func (c *collector) finish(walked Skipped) SearchDirectFilesOut {
+	s := &c.out.Skipped
+	s.Ignored += walked.Ignored
+	s.Links += walked.Links
+	s.Protected += walked.Protected
+	s.Special += walked.Special
+	s.Unreadable += walked.Unreadable
+	s.Changed += walked.Changed
+	s.BadName += walked.BadName
+	s.TooDeep += walked.TooDeep
+	s.Temporary += walked.Temporary
+	return c.out
+}

@@ -1,0 +1,186 @@
+package direct
+
+import (
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"unicode"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// guard knows what must not be touched in one project.
+type guard struct {
+	names []string      // protected, project-relative, folded
+	files []fs.FileInfo // protected, wherever they are
+	inGit bool          // the project's directory lies in a Git directory
+
+	dirs   []string // protected directories, absolute
+	linked func() (map[FileID]bool, error)
+}
+
+// newGuard looks at the protected paths as they are now: a file that is
+// replaced by renaming has another identity each time.
+func newGuard(protected []string, project string) *guard {
+	g := &guard{}
+	for _, p := range protected {
+		real := evalExisting(p)
+		if rel, err := filepath.Rel(project, real); err == nil && filepath.IsLocal(rel) {
+			g.names = append(g.names, foldPath(rel))
+		}
+		info, err := os.Stat(real)
+		if err != nil {
+			continue
+		}
+		g.files = append(g.files, info)
+		if info.IsDir() {
+			g.dirs = append(g.dirs, real)
+		}
+	}
+	for _, name := range segments(project) {
+		g.inGit = g.inGit || isDotGit(name)
+	}
+	g.linked = sync.OnceValues(func() (map[FileID]bool, error) { return linkedFiles(g.dirs) })
+	return g
+}
+
+// evalExisting resolves the links of the part of path that exists.
+func evalExisting(p string) string {
+	real, err := filepath.EvalSymlinks(p)
+	if err == nil || p == "/" {
+		return real
+	}
+	return filepath.Join(evalExisting(filepath.Dir(p)), filepath.Base(p))
+}
+
+// Protects reports whether the entry at a project-relative path without links
+// is protected: by its name or a parent's, by being the same file as a
+// protected one, or by being a further link to a file in a protected directory.
+// info is nil when there is nothing at that path. A parent is judged by name
+// alone: those who walk ask for each directory on their way.
+func (t *Tree) Protects(rel string, info fs.FileInfo) bool {
+	if len(t.guard.names) > 0 {
+		folded := foldPath(rel)
+		for _, name := range t.guard.names {
+			if folded == name || name == "." || strings.HasPrefix(folded, name+"/") {
+				return true
+			}
+		}
+	}
+	if info == nil {
+		return false
+	}
+	for _, f := range t.guard.files {
+		if os.SameFile(f, info) {
+			return true
+		}
+	}
+	if !info.Mode().IsRegular() || Links(info) < 2 || len(t.guard.dirs) == 0 {
+		return false
+	}
+	linked, err := t.guard.linked()
+	return err != nil || linked[Identify(info)] // what can't be ruled out is protected
+}
+
+// maxLinked bounds how many files are looked at for further links.
+const maxLinked = 200_000
+
+// linkedFiles identifies the files in dirs that have further links.
+func linkedFiles(dirs []string) (map[FileID]bool, error) {
+	out, seen := map[FileID]bool{}, 0
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+			if seen++; seen > maxLinked {
+				return fs.ErrInvalid
+			}
+			if err != nil || !d.Type().IsRegular() {
+				return nil //nolint:nilerr // a file that went away has no links
+			}
+			if info, err := d.Info(); err == nil && Links(info) > 1 {
+				out[Identify(info)] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// isDotGit reports whether some file system takes name for ".git": without
+// regard to case, to the Unicode form, to characters that are not shown, to
+// dots and spaces at the end, to what follows a colon, or as a short name.
+func isDotGit(name string) bool {
+	folded, _, _ := strings.Cut(foldName(name), ":")
+	folded = strings.TrimRight(folded, ". ")
+	if folded == ".git" {
+		return true
+	}
+	digits, ok := strings.CutPrefix(folded, "git~")
+	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
+// IsGit reports whether name is that of a Git directory on any file system.
+func IsGit(name string) bool { return isDotGit(name) }
+
+func foldPath(p string) string { return foldName(path.Clean(p)) }
+
+// foldName maps the names that a file system may take for the same to one form.
+func foldName(name string) string {
+	if isASCII(name) {
+		return strings.ToLower(name)
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cf, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) {
+			return -1
+		}
+		return unicode.ToLower(unicode.ToUpper(r))
+	}, norm.NFKC.String(name))
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= 0x80 {
+			return false
+		}
+	}
+	return true
+}
+
+// looksLikeGit reports whether Git itself would take dir for its directory,
+// whatever its name: bare, separate, reached by a link or another spelling.
+func looksLikeGit(dir *os.Root) bool {
+	for _, name := range []string{"HEAD", "objects", "refs"} {
+		if _, err := dir.Lstat(name); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// notGitsOwn refuses a file that is a further link to one in a .git directory
+// beside it or above.
+func (t *Tree) notGitsOwn(p *Place) error {
+	if !p.Info.Mode().IsRegular() || Links(p.Info) < 2 {
+		return nil
+	}
+	var gits []string
+	for dir := path.Dir(p.Path); ; dir = path.Dir(dir) {
+		gits = append(gits, filepath.Join(t.dir, dir, ".git"))
+		if dir == "." {
+			break
+		}
+	}
+	linked, err := linkedFiles(gits)
+	if err != nil {
+		return ProtectedPath.New("path has further links, and it can't be ruled out that one lies in .git.")
+	}
+	if linked[Identify(p.Info)] {
+		return protected()
+	}
+	return nil
+}
