@@ -34,7 +34,11 @@ func (s *Service) Sent(tx *store.Tx, m Mail) (Delivery, error) {
 	if err != nil {
 		return Delivery{}, err
 	}
-	if t.PeerID == "" || why != "" || m.Seq <= watermark {
+	if t.PeerID == "" && why == "" {
+		why, err = s.lapsed(tx, e, tx.Now().UnixMilli())
+		return Delivery{Path: PathNone, Reason: why}, err
+	}
+	if why != "" || m.Seq <= watermark {
 		return Delivery{Path: PathNone, Reason: why}, nil
 	}
 	receiver, err := receiverOf(tx, t.address())
