@@ -28,6 +28,7 @@ import (
 
 	"agentrelay/internal/config"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/sealing"
 	"agentrelay/internal/store"
 )
 
@@ -40,7 +41,7 @@ const (
 	// ExitConfig is a bad config, and every other thing that stays wrong until
 	// the owner changes something on disk: a state directory that others can
 	// read or that lies on a network file system, a database of a newer version,
-	// an owner's password file that is missing or unreadable.
+	// an owner's password file or a key file that is missing or unreadable.
 	ExitConfig = 78
 )
 
@@ -110,6 +111,7 @@ config or another thing that stays wrong until you change it.`,
 		a.clientsCommand(),
 		a.peersCommand(),
 		a.messagesCommand(),
+		a.eventsCommand(),
 		a.configCommand(),
 		a.ownerCommand(),
 		a.versionCommand(),
@@ -250,7 +252,9 @@ func permanence(err error) int {
 	var invalid *config.InvalidError
 	var schema *store.SchemaError
 	var network *store.NetworkFSError
-	if errors.As(err, &invalid) || errors.As(err, &schema) || errors.As(err, &network) {
+	var missing *sealing.MissingError
+	var damaged *sealing.DamagedError
+	if errors.As(err, &invalid) || errors.As(err, &schema) || errors.As(err, &network) || errors.As(err, &missing) || errors.As(err, &damaged) {
 		return ExitConfig
 	}
 	return ExitFailed

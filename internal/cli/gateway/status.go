@@ -198,7 +198,19 @@ func runningLines(s *gateway.Status) [][2]string {
 		{"Clients", clients},
 		{"Peers", peers},
 		{"Mail", plural(s.Peers.Unprocessed, "message") + " not processed yet"},
+		{"Events", eventsLine(s.Events)},
 	}
+}
+
+func eventsLine(e gateway.Events) string {
+	line := plural(int64(e.Subscriptions), "subscription") + ", " + plural(int64(e.Targets), "wake-up target")
+	if e.Waiting > 0 {
+		line += fmt.Sprintf(", %d on their way", e.Waiting)
+	}
+	if e.Dead > 0 {
+		line += fmt.Sprintf(", %d dead: gateway events list --dead", e.Dead)
+	}
+	return line
 }
 
 func offlineLines(o *offline) [][2]string {
