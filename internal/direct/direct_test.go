@@ -1,0 +1,533 @@
+package direct_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"agentrelay/internal/direct"
+	"agentrelay/internal/fault"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func refused(t testing.TB, err error, kind fault.Kind) *fault.Error {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Fatalf("got %v, want %s", err, kind.Code)
+	}
+	return fault.From(err)
+}
+
+// base is an empty directory without links on its path.
+func base(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	check(t, err)
+	return dir
+}
+
+func mkdir(t testing.TB, elem ...string) string {
+	t.Helper()
+	dir := filepath.Join(elem...)
+	check(t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+func put(t testing.TB, path, content string) string {
+	t.Helper()
+	mkdir(t, filepath.Dir(path))
+	check(t, os.WriteFile(path, []byte(content), 0o644))
+	return path
+}
+
+func link(t testing.TB, target, path string) {
+	t.Helper()
+	mkdir(t, filepath.Dir(path))
+	check(t, os.Symlink(target, path))
+}
+
+// hostOf is a host with one project p at dir, all of root being allowed.
+func hostOf(root, dir string, protected ...string) *direct.Host {
+	return direct.New(direct.Policy{
+		HostID:       "local",
+		Projects:     []direct.Project{{ID: "p", Name: "P", Path: dir, Read: true, Write: true, CommandMode: direct.Full}},
+		AllowedRoots: []string{root}, Protected: protected,
+	})
+}
+
+func open(t testing.TB, h *direct.Host) *direct.Tree {
+	t.Helper()
+	tree, err := h.Open("p", direct.Any)
+	check(t, err)
+	t.Cleanup(tree.Close)
+	return tree
+}
+
+// find returns the project-relative path of a place; "-" in front of what is
+// not there.
+func find(tree *direct.Tree, rel string, access direct.Access) (string, error) {
+	p, err := tree.Find(rel, access)
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	if p.Info == nil {
+		return "-" + p.Path, nil
+	}
+	return p.Path, nil
+}
+
+func TestPathsAndLinksLeadWhereTheyShould(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	outside := put(t, filepath.Join(root, "outside", "secret"), "x")
+	put(t, filepath.Join(dir, "a", "f"), "x")
+	put(t, filepath.Join(dir, "top"), "x")
+	put(t, filepath.Join(dir, `back\slash`, "f"), "x")
+	link(t, "a/f", dir+"/relative")
+	link(t, "../top", dir+"/a/up")
+	link(t, dir+"/a", dir+"/absolute")
+	link(t, "../p/a", dir+"/around")
+	link(t, "../../"+filepath.Base(root)+"/p/a", dir+"/far-around")
+	link(t, "around", dir+"/twice")
+	link(t, outside, dir+"/out-file")
+	link(t, filepath.Dir(outside), dir+"/out-dir")
+	link(t, "../outside/new", dir+"/out-dangling")
+	link(t, "..", dir+"/out-parent")
+	link(t, "/", dir+"/out-root")
+	link(t, "../p2", dir+"/out-sibling")
+	link(t, root+"/p-other", dir+"/out-prefix")
+	link(t, "a/new", dir+"/dangling")
+	link(t, "loop", dir+"/loop")
+	link(t, "loop-b", dir+"/loop-a")
+	link(t, "loop-a", dir+"/loop-b")
+	for i := range 41 {
+		link(t, fmt.Sprint("chain", i+1), fmt.Sprint(dir, "/chain", i))
+	}
+	put(t, dir+"/chain41", "x")
+	tree := open(t, hostOf(root, dir))
+
+	for _, c := range []struct {
+		path, want string
+		kind       fault.Kind
+	}{
+		{path: "", want: ""},
+		{path: ".", want: ""},
+		{path: "a/..", want: ""},
+		{path: "a", want: "a"},
+		{path: "a/", want: "a"},
+		{path: "./a//f", want: "a/f"},
+		{path: "a/../top", want: "top"},
+		{path: "absolute/../top", want: "top"},
+		{path: "a/new", want: "-a/new"},
+		{path: `back\slash/f`, want: `back\slash/f`},
+		{path: "relative", want: "a/f"},
+		{path: "a/up", want: "top"},
+		{path: "absolute", want: "a"},
+		{path: "absolute/f", want: "a/f"},
+		{path: "absolute/new", want: "-a/new"},
+		{path: "around/f", want: "a/f"},
+		{path: "far-around/f", want: "a/f"},
+		{path: "twice/f", want: "a/f"},
+		{path: "dangling", want: "-a/new"},
+		{path: "../p/top", want: "top"},
+		{path: "chain1", want: "chain41"},
+
+		{path: "chain0", kind: direct.LinkLoop},
+		{path: "loop", kind: direct.LinkLoop},
+		{path: "loop-a/x", kind: direct.LinkLoop},
+		{path: "..", kind: direct.OutsideProject},
+		{path: "a/../..", kind: direct.OutsideProject},
+		{path: "../outside/secret", kind: direct.OutsideProject},
+		{path: strings.Repeat("../", 100) + "etc/passwd", kind: direct.OutsideProject},
+		{path: "out-file", kind: direct.OutsideProject},
+		{path: "out-dir", kind: direct.OutsideProject},
+		{path: "out-dir/secret", kind: direct.OutsideProject},
+		{path: "out-dir/new", kind: direct.OutsideProject},
+		{path: "out-dangling", kind: direct.OutsideProject},
+		{path: "out-parent", kind: direct.OutsideProject},
+		{path: "out-root", kind: direct.OutsideProject},
+		{path: "out-root/etc/passwd", kind: direct.OutsideProject},
+		{path: "out-sibling", kind: direct.OutsideProject},
+		{path: "out-prefix", kind: direct.OutsideProject},
+		{path: "missing/f", kind: direct.PathNotFound},
+		{path: "top/f", kind: direct.NotDirectory},
+		{path: "top/..", kind: direct.NotDirectory},
+		{path: "/etc/passwd", kind: fault.InvalidArguments},
+		{path: dir + "/top", kind: fault.InvalidArguments},
+		{path: "a\x00b", kind: fault.InvalidArguments},
+		{path: "a\xffb", kind: fault.InvalidArguments},
+		{path: strings.Repeat("a/", 2049), kind: fault.InvalidArguments},
+		{path: strings.Repeat("n", 300), kind: fault.InvalidArguments},
+	} {
+		got, err := find(tree, c.path, direct.ToRead)
+		if c.kind.Code != "" {
+			e := refused(t, err, c.kind)
+			if strings.Contains(e.Message+e.Hint, root) {
+				t.Errorf("%q: the refusal names a path of the machine: %s", c.path, e.Message)
+			}
+			continue
+		}
+		if err != nil || got != c.want {
+			t.Errorf("%q leads to %q, %v; want %q", c.path, got, err, c.want)
+		}
+	}
+}
+
+func TestProjectConfiguredThroughALink(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "real", "p")
+	link(t, filepath.Join(root, "real"), root+"/alias")
+	put(t, dir+"/f", "x")
+	link(t, root+"/alias/p/f", dir+"/as-configured")
+	link(t, dir+"/f", dir+"/canonical")
+	tree := open(t, hostOf(root+"/alias", root+"/alias/p"))
+	for _, path := range []string{"f", "as-configured", "canonical"} {
+		if got, err := find(tree, path, direct.ToRead); got != "f" || err != nil {
+			t.Errorf("%s leads to %q, %v", path, got, err)
+		}
+	}
+}
+
+func TestMissingParentsAreMadeOnlyWhenAskedFor(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	tree := open(t, hostOf(root, dir))
+	_, err := find(tree, "x/y/z", direct.ToWrite)
+	refused(t, err, direct.PathNotFound)
+	if _, err := os.Lstat(dir + "/x"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal("a directory was made without being asked for")
+	}
+	if got, err := find(tree, "x/y/z", direct.ToCreate); got != "-x/y/z" || err != nil {
+		t.Fatalf("got %q, %v", got, err)
+	}
+	for _, path := range []string{".git/y/z", "a/.git/z", "a/../../outside/z"} {
+		if _, err := find(tree, path, direct.ToCreate); err == nil {
+			t.Errorf("%s was made", path)
+		}
+	}
+	if _, err := os.Lstat(dir + "/.git"); err == nil {
+		t.Error(".git was made")
+	}
+}
+
+func TestGitIsNeverWritten(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	for _, repo := range []string{"", "sub"} {
+		put(t, filepath.Join(dir, repo, ".git", "HEAD"), "ref: refs/heads/main\n")
+		put(t, filepath.Join(dir, repo, ".git", "config"), "x")
+		mkdir(t, dir, repo, ".git", "objects")
+		mkdir(t, dir, repo, ".git", "refs")
+	}
+	put(t, dir+"/worktree/.git", "gitdir: ../elsewhere\n")
+	for _, name := range []string{"HEAD", "objects/x", "refs/x", "hooks/x"} {
+		put(t, filepath.Join(dir, "bare.git", name), "x")
+		put(t, filepath.Join(dir, "elsewhere", name), "x")
+	}
+	link(t, ".git", dir+"/git-link")
+	link(t, ".git/config", dir+"/config-link")
+	check(t, os.Link(dir+"/.git/config", dir+"/config-twin"))
+	check(t, os.Link(dir+"/sub/.git/config", dir+"/sub/twin"))
+	put(t, dir+"/harmless", "x")
+	check(t, os.Link(dir+"/harmless", dir+"/harmless-twin"))
+	tree := open(t, hostOf(root, dir))
+
+	for _, path := range []string{
+		".git", ".git/config", ".git/new", ".git/hooks/pre-commit", ".GIT/config", ".Git/new", ".gIt", "sub/.git/config", "sub/.GIT/x",
+		".g\u0131t/x", ".g\u0130t/x", ".git./x", ".git /x", ".git. . /x", ".g\u200cit/x", "\u200d.git/x", ".git\ufe0f/x", "\uff0e\uff47\uff49\uff54/x", ".\u24d6it/x",
+		".git:stream", ".git::$INDEX_ALLOCATION/config", "git~1/config", "GIT~2/x", "worktree/.git",
+		"git-link/config", "git-link", "config-link", "config-twin", "sub/twin", "bare.git/hooks/x", "elsewhere/hooks/x", "sub/../.git/config",
+	} {
+		for _, access := range []direct.Access{direct.ToWrite, direct.ToCreate} {
+			_, err := find(tree, path, access)
+			refused(t, err, direct.ProtectedPath)
+		}
+	}
+	for _, path := range []string{".gitignore", ".gitattributes", ".github", "git", "my.git", "git~", "git~x", ".gitx", "harmless", "harmless-twin", "bare.git"} {
+		if _, err := find(tree, path, direct.ToWrite); err != nil {
+			t.Errorf("%s is refused: %v", path, err)
+		}
+	}
+	for _, path := range []string{".git/config", "git-link/HEAD", "config-twin", "bare.git/HEAD"} {
+		if _, err := find(tree, path, direct.ToRead); err != nil {
+			t.Errorf("%s can't be read: %v", path, err)
+		}
+	}
+}
+
+func TestProjectInsideGitIsNotWritten(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "repo", ".git", "hooks")
+	put(t, dir+"/f", "x")
+	tree := open(t, hostOf(root, dir))
+	_, err := find(tree, "f", direct.ToWrite)
+	refused(t, err, direct.ProtectedPath)
+	if _, err := find(tree, "f", direct.ToRead); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestProtectedPathsAreOutOfReach(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	state := mkdir(t, dir, "state")
+	put(t, state+"/gateway.db", "x")
+	put(t, state+"/deep/er/file", "x")
+	conf := put(t, dir+"/conf/config.json", "x")
+	elsewhere := put(t, root+"/elsewhere/owner.json", "x")
+	link(t, "state", dir+"/state-link")
+	link(t, "conf/config.json", dir+"/conf-link")
+	link(t, root+"/elsewhere", dir+"/elsewhere-link")
+	check(t, os.Link(conf, dir+"/conf-twin"))
+	check(t, os.Link(state+"/deep/er/file", dir+"/deep-twin"))
+	check(t, os.Link(elsewhere, dir+"/owner-twin"))
+	put(t, dir+"/free", "x")
+	check(t, os.Link(dir+"/free", dir+"/free-twin"))
+	link(t, state, root+"/state-alias")
+	// Some paths are given through a link, and one does not exist yet.
+	tree := open(t, hostOf(root, dir, root+"/state-alias", conf, elsewhere, dir+"/later/credential"))
+	mkdir(t, dir, "later")
+
+	for _, path := range []string{
+		"state", "state/gateway.db", "state/new", "state/deep/er/file", "state-link", "state-link/gateway.db", "STATE/x", "State",
+		"conf/config.json", "conf-link", "conf-twin", "deep-twin", "owner-twin", "later/credential", "LATER/credential", "later/../state/gateway.db",
+	} {
+		for _, access := range []direct.Access{direct.ToRead, direct.ToWrite, direct.ToCreate} {
+			if _, err := find(tree, path, access); !errors.Is(err, direct.ProtectedPath) && !errors.Is(err, direct.PathNotFound) {
+				t.Errorf("%s: got %v, want protected_path", path, err)
+			}
+		}
+	}
+	for _, path := range []string{"conf", "conf/other", "free", "free-twin", "later", "stateful", "state.txt"} {
+		if _, err := find(tree, path, direct.ToRead); err != nil {
+			t.Errorf("%s is refused: %v", path, err)
+		}
+	}
+	// A protected file that is replaced stays protected, by its new identity too.
+	put(t, conf+".new", "y")
+	check(t, os.Rename(conf+".new", conf))
+	check(t, os.Link(conf, dir+"/conf-twin-2"))
+	_, err := find(open(t, hostOf(root, dir, conf)), "conf-twin-2", direct.ToRead)
+	refused(t, err, direct.ProtectedPath)
+}
+
+func TestProjectsThatCannotBeUsedDegradeAlone(t *testing.T) {
+	root := base(t)
+	allowed, other := mkdir(t, root, "allowed"), mkdir(t, root, "other")
+	mkdir(t, allowed, "good")
+	put(t, allowed+"/file", "x")
+	state := mkdir(t, allowed, "state", "inner")
+	link(t, other, allowed+"/leads-out")
+	link(t, "nowhere", allowed+"/dangling")
+	h := direct.New(direct.Policy{
+		HostID: "h1",
+		Projects: []direct.Project{
+			{ID: "good", Name: "Good", Path: allowed + "/good", Read: true, CommandMode: direct.Registered, Commands: []direct.Command{{Name: "test", Argv: []string{"go", "test"}}}},
+			{ID: "missing", Path: allowed + "/missing", Read: true, Write: true, CommandMode: direct.Disabled, Commands: []direct.Command{{Name: "x", Argv: []string{"x"}}}},
+			{ID: "file", Path: allowed + "/file", Read: true},
+			{ID: "outside", Path: other, Read: true},
+			{ID: "leads-out", Path: allowed + "/leads-out", Read: true},
+			{ID: "dangling", Path: allowed + "/dangling", Read: true},
+			{ID: "protected", Path: state, Read: true},
+		},
+		AllowedRoots: []string{allowed, root + "/no-such-root"}, Protected: []string{filepath.Dir(state)},
+	})
+	out, err := h.ListDirectProjects(t.Context(), direct.ListDirectProjectsIn{})
+	check(t, err)
+	if out.HostID != "h1" || len(out.Projects) != 7 {
+		t.Fatalf("%+v", out)
+	}
+	for _, p := range out.Projects {
+		if (p.Unavailable == "") != (p.ProjectID == "good") {
+			t.Errorf("%s: unavailable is %q", p.ProjectID, p.Unavailable)
+		}
+		if strings.Contains(p.Unavailable, root) {
+			t.Errorf("%s: %q names a path of the machine", p.ProjectID, p.Unavailable)
+		}
+		if p.ProjectID == "good" {
+			continue
+		}
+		_, err := h.Open(p.ProjectID, direct.Read)
+		refused(t, err, direct.ProjectUnavailable)
+	}
+	if got := out.Projects[0].Commands; len(got) != 1 || got[0].Name != "test" {
+		t.Errorf("commands are %+v", got)
+	}
+	if got := out.Projects[1].Commands; got == nil || len(got) != 0 {
+		t.Errorf("commands of a project without commands are %+v, want none", got)
+	}
+	_, err = h.Open("good", direct.Write)
+	refused(t, err, direct.WriteDisabled)
+	_, err = h.Open("nothing", direct.Read)
+	refused(t, err, direct.UnknownProject)
+
+	mkdir(t, allowed, "missing")
+	tree, err := h.Open("missing", direct.Write)
+	check(t, err)
+	tree.Close()
+}
+
+func TestNoAllowedRootAllowsNothing(t *testing.T) {
+	dir := base(t)
+	h := direct.New(direct.Policy{Projects: []direct.Project{{ID: "p", Path: dir, Read: true}}})
+	_, err := h.Open("p", direct.Read)
+	refused(t, err, direct.ProjectUnavailable)
+}
+
+func TestReadAndWriteAreSeparate(t *testing.T) {
+	dir := base(t)
+	h := direct.New(direct.Policy{Projects: []direct.Project{{ID: "p", Path: dir, Write: true}}, AllowedRoots: []string{dir}})
+	_, err := h.Open("p", direct.Read)
+	refused(t, err, direct.ReadDisabled)
+	tree, err := h.Open("p", direct.Write)
+	check(t, err)
+	tree.Close()
+}
+
+func TestProjectThatIsReplacedByALinkIsLeft(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	other := mkdir(t, root, "q")
+	h := hostOf(root, dir)
+	check(t, os.Remove(dir))
+	link(t, other, dir)
+	_, err := h.Open("p", direct.Read)
+	refused(t, err, direct.ProjectUnavailable)
+	// A new directory at the same path is the project again.
+	check(t, os.Remove(dir))
+	mkdir(t, dir)
+	open(t, h)
+}
+
+func TestLinkToAProjectIsFollowedAtTheStartOnly(t *testing.T) {
+	root := base(t)
+	first, second := mkdir(t, root, "first"), mkdir(t, root, "second")
+	put(t, first+"/f", "x")
+	link(t, first, root+"/p")
+	h := hostOf(root, root+"/p")
+	check(t, os.Remove(root+"/p"))
+	link(t, second, root+"/p")
+	if got, err := find(open(t, h), "f", direct.ToRead); got != "f" || err != nil {
+		t.Fatalf("got %q, %v: the project moved", got, err)
+	}
+}
+
+func TestDirectoryForCommands(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	mkdir(t, dir, "a", "b")
+	put(t, dir+"/f", "x")
+	link(t, "a/b", dir+"/l")
+	tree := open(t, hostOf(root, dir))
+	for rel, want := range map[string]string{"": dir, "a": dir + "/a", "l": dir + "/a/b", "a/..": dir} {
+		if got, err := tree.Directory(rel); got != want || err != nil {
+			t.Errorf("%q is %q, %v", rel, got, err)
+		}
+	}
+	for rel, kind := range map[string]fault.Kind{"f": direct.NotDirectory, "none": direct.PathNotFound, "..": direct.OutsideProject} {
+		_, err := tree.Directory(rel)
+		refused(t, err, kind)
+	}
+}
+
+func TestSystemErrorsBecomeRefusals(t *testing.T) {
+	h := hostOf("/", "/nowhere")
+	mac := hostOf("/", "/nowhere")
+	mac.OnDarwin("/Users/o")
+	for _, c := range []struct {
+		host *direct.Host
+		err  error
+		path string
+		want fault.Kind
+	}{
+		{h, syscall.ENOENT, "", direct.PathNotFound},
+		{h, fs.ErrNotExist, "", direct.PathNotFound},
+		{h, syscall.EACCES, "", direct.PermissionDenied},
+		{h, syscall.EPERM, "/Users/o/Documents/x", direct.PermissionDenied},
+		{h, syscall.EROFS, "", direct.PermissionDenied},
+		{h, syscall.ENOSPC, "", direct.NoSpace},
+		{h, syscall.EDQUOT, "", direct.NoSpace},
+		{h, syscall.EIO, "", direct.FileSystemError},
+		{h, syscall.ENAMETOOLONG, "", fault.InvalidArguments},
+		{h, &fs.PathError{Op: "openat", Path: "x", Err: errors.New("path escapes from parent")}, "", direct.FileChanged},
+		{h, direct.OutsideProject.New("x"), "", direct.OutsideProject},
+		{mac, syscall.EPERM, "/Users/o/Documents", direct.MacOSPrivacy},
+		{mac, syscall.EPERM, "/Users/o/Library/Mobile Documents/com~apple~CloudDocs/x", direct.MacOSPrivacy},
+		{mac, syscall.EPERM, "/Volumes/Stick/x", direct.MacOSPrivacy},
+		{mac, syscall.EACCES, "/Users/o/Documents/x", direct.PermissionDenied},
+		{mac, syscall.EPERM, "/Users/o/src/x", direct.PermissionDenied},
+		{mac, syscall.EPERM, "/Users/o/Documents-2/x", direct.PermissionDenied},
+	} {
+		wrapped := fmt.Errorf("doing: %w", c.err)
+		if e := refused(t, c.host.Fault(wrapped, c.path), c.want); e.Message == "" || e.Hint == "" {
+			t.Errorf("%v has no message or hint", c.err)
+		}
+	}
+	if h.Fault(nil, "") != nil {
+		t.Error("no error became one")
+	}
+}
+
+func TestKindsAreDistinct(t *testing.T) {
+	seen := map[string]bool{}
+	for _, k := range direct.Kinds() {
+		if seen[k.Code] || k.Hint == "" {
+			t.Errorf("%s is declared twice or has no hint", k.Code)
+		}
+		seen[k.Code] = true
+	}
+}
+
+func FuzzFind(f *testing.F) {
+	for _, s := range []string{"", "a/f", "../p/a", "l/../x", ".git/config", "\xff", "a//./..//b", "l2/l2/l2"} {
+		f.Add(s, "a/../..", "/x")
+	}
+	root := base(f)
+	f.Fuzz(func(t *testing.T, rel, target1, target2 string) {
+		run := filepath.Join(root, fmt.Sprint(os.Getpid()))
+		check(t, os.RemoveAll(run))
+		dir := mkdir(t, run, "p")
+		put(t, dir+"/a/f", "inside")
+		put(t, run+"/outside/f", "outside")
+		os.Symlink(target1, dir+"/l")
+		os.Symlink(target2, dir+"/a/l2")
+		h := hostOf(run, dir)
+		tree, err := h.Open("p", direct.Any)
+		check(t, err)
+		defer tree.Close()
+		for _, access := range []direct.Access{direct.ToRead, direct.ToWrite, direct.ToCreate} {
+			p, err := tree.Find(rel, access)
+			if err != nil {
+				continue
+			}
+			// What was found lies in the project and is no link.
+			real, err := filepath.EvalSymlinks(filepath.Join(dir, filepath.Dir(p.Path)))
+			if err != nil || !direct.Inside(dir, real) {
+				t.Fatalf("%q (links to %q and %q) led to %q in %q, %v", rel, target1, target2, p.Path, real, err)
+			}
+			if p.Info != nil && p.Info.Mode()&fs.ModeSymlink != 0 {
+				t.Fatalf("%q led to a link", rel)
+			}
+			if access != direct.ToRead && strings.Contains(strings.ToLower("/"+p.Path+"/"), "/.git/") {
+				t.Fatalf("%q led into .git for writing", rel)
+			}
+			p.Close()
+		}
+	})
+}
