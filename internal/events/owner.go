@@ -189,8 +189,13 @@ func (s *Service) targetState(q store.Querier, t Target) (state, reason string, 
 		return "disabled", "The peer is stopped.", nil
 	}
 	_, _, why, err := s.targetOf(q, Peer{t.Owner, t.PeerID, generation})
-	if err != nil || why != "" {
-		return "disabled", why, err
+	switch {
+	case err != nil:
+		return "", "", err
+	case why == notActivated:
+		return "waiting", why, nil
+	case why != "":
+		return "disabled", why, nil
 	}
 	n, err := s.Notification(q, Peer{t.Owner, t.PeerID, generation})
 	if n.Path == PathEvents {

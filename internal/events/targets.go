@@ -153,6 +153,10 @@ func cancelTarget(tx *store.Tx, key peerKey, reason string) error {
 	return nil
 }
 
+// notActivated is why a target wakes nobody that the config has and the table
+// does not have yet.
+const notActivated = "The wake-up target of this peer becomes active when the gateway starts."
+
 // targetOf returns the target that wakes this generation of a peer. Without one
 // it says why, or "" when the config has none for the peer.
 func (s *Service) targetOf(q store.Querier, p Peer) (t Target, watermark int64, why string, err error) {
@@ -163,7 +167,7 @@ func (s *Service) targetOf(q store.Querier, p Peer) (t Target, watermark int64, 
 	row, err := scanTarget(q.QueryRow(selectTargets+`WHERE owner = ? AND peer_id = ?`, p.Owner, p.PeerID))
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return t, 0, "The wake-up target of this peer becomes active when the gateway starts.", nil
+		return t, 0, notActivated, nil
 	case err != nil:
 		return t, 0, "", fmt.Errorf("reading a wake-up target: %w", err)
 	case row.generation != p.Generation:

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"agentrelay/internal/config"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
@@ -53,7 +54,13 @@ func withEvents(t *testing.T) *home {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := events.New(events.Options{Store: s, Key: key, Client: &http.Client{Transport: brokenReceiver{}}, Mailbox: wake.Mailbox{}, Now: at})
+	c, _, err := config.Load(h.configPath(), h.env(nil, nil).Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := wake.EventsOptions(c)
+	o.Store, o.Key, o.Client, o.Mailbox, o.Now, o.Offer = s, key, &http.Client{Transport: brokenReceiver{}}, wake.Mailbox{}, at, nil
+	e, err := events.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
