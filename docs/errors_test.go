@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"agentrelay/internal/admin"
+	"agentrelay/internal/events"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/gateway"
 	"agentrelay/internal/mailbox"
@@ -27,6 +28,7 @@ var families = []struct {
 	{"Every tool", "In `structuredContent.error` of a tool result, and wherever else a refusal has no family of its own.", fault.Kinds()},
 	{"Mailbox tools", "In `structuredContent.error` of a tool result.", mailbox.Kinds()},
 	{"HTTP and MCP", "In `error` of a JSON body, or in `error.data` of a JSON-RPC error.", gateway.Kinds()},
+	{"MCP Events", "In `error.data` of a JSON-RPC error, whose number follows `events.errorCodes`; the last two on standard error of an owner's command.", events.Kinds()},
 	{"OAuth", "In `error` of an OAuth answer, as the RFCs name them, with `error_description`, `hint` and `id` beside it; or on a page for the owner.", oauth.Kinds()},
 	{"Owner's commands", "On standard error of a command, or in its JSON.", admin.Kinds()},
 }
