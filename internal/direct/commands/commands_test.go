@@ -1,0 +1,535 @@
+package commands_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/commands"
+	"agentrelay/internal/direct/commands/record"
+	"agentrelay/internal/fault"
+	"agentrelay/internal/principal"
+)
+
+func TestACommandEndsAsWhatItWas(t *testing.T) {
+	h := newHost(t)
+	out := h.run("r1", "echo out; sleep 0.05; echo err >&2; exit 7")
+	if out.State != record.Exited || out.ExitCode == nil || *out.ExitCode != 7 || out.Duplicate || out.Error != nil || out.DetachedProcesses {
+		t.Fatalf("got %+v", out.Receipt)
+	}
+	if out.StartedAt.IsZero() || out.EndedAt.Before(out.StartedAt.Time) || out.StartedAt.Before(out.CreatedAt.Time) {
+		t.Fatalf("times: %+v", out.Receipt)
+	}
+	if len(out.Output.Events) != 2 || out.Output.Events[0].Source != "stdout" || out.Output.Events[1].Source != "stderr" || text(*out.Output) != "out\nerr\n" {
+		t.Fatalf("got %+v", out.Output)
+	}
+	if o := out.Output; o.NextCursor != 8 || o.LostCount != 0 || o.Truncated || !o.OutputAvailable {
+		t.Fatalf("got %+v", o)
+	}
+	h.restart()
+	if got := h.read(out.CommandID); text(got.Output) != "out\nerr\n" || *got.ExitCode != 7 {
+		t.Fatalf("after a restart: %+v", got)
+	}
+	killed := h.run("r2", "kill -9 $$")
+	if killed.State != record.Exited || killed.Signal != "SIGKILL" || killed.ExitCode != nil {
+		t.Fatalf("got %+v", killed.Receipt)
+	}
+}
+
+func TestRunAnswersWhenTheCommandRuns(t *testing.T) {
+	h := newHost(t)
+	out := h.run("r", "sleep 30", noWait)
+	if out.State != record.Running || out.Output != nil || out.StartedAt.IsZero() {
+		t.Fatalf("got %+v", out)
+	}
+	if got := h.cancel(out.CommandID); !got.CancelRequested || got.State != record.Cancelled || got.Signal != "SIGTERM" {
+		t.Fatalf("got %+v", got)
+	}
+	if got := h.cancel(out.CommandID); got.CancelRequested || got.State != record.Cancelled {
+		t.Fatalf("a second cancel: %+v", got)
+	}
+}
+
+func TestOneKeyIsOneEffect(t *testing.T) {
+	h := newHost(t)
+	var wg sync.WaitGroup
+	outs := make([]commands.RunDirectCommandOut, 100)
+	for i := range outs {
+		wg.Go(func() { outs[i], _ = h.tryRun("same", "echo x >> ran") })
+	}
+	wg.Wait()
+	fresh := 0
+	for _, o := range outs {
+		if o.State != record.Exited || o.CommandID != outs[0].CommandID {
+			t.Fatalf("got %+v", o)
+		}
+		if !o.Duplicate {
+			fresh++
+		}
+	}
+	if ran, _ := os.ReadFile(filepath.Join(h.project, "ran")); fresh != 1 || string(ran) != "x\n" {
+		t.Fatalf("%d fresh answers, ran %q", fresh, ran)
+	}
+	for name, c := range map[string]func(*commands.RunDirectCommandIn){
+		"argv":    func(in *commands.RunDirectCommandIn) { in.Argv = []string{"true"} },
+		"cwd":     func(in *commands.RunDirectCommandIn) { in.CWD = new("sub") },
+		"timeout": timeout(5),
+		"stdin":   openStdin,
+		"project": func(in *commands.RunDirectCommandIn) { in.ProjectID = "registered" },
+		"command": func(in *commands.RunDirectCommandIn) { in.Argv, in.Command = nil, new("hello") },
+	} {
+		if _, err := h.tryRun("same", "echo x >> ran", c); err == nil {
+			t.Errorf("another %s: no refusal", name)
+		} else {
+			refused(t, err, commands.KeyConflict)
+		}
+	}
+	// waitMs is no part of what the key stands for, and other owners have other keys.
+	if out := h.run("same", "echo x >> ran", noWait); !out.Duplicate {
+		t.Fatalf("got %+v", out)
+	}
+	other, err := h.RunDirectCommand(context.Background(), principal.Owner("local-owner:b"), commands.RunDirectCommandIn{ProjectID: "p", RequestID: "same", Argv: []string{"true"}, WaitMs: new(20000)})
+	if err != nil || other.Duplicate || other.CommandID == outs[0].CommandID {
+		t.Fatalf("another owner: %+v, %v", other, err)
+	}
+	_, err = h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &other.CommandID})
+	refused(t, err, commands.UnknownCommand)
+	_, err = h.CancelDirectCommand(context.Background(), owner, commands.CancelDirectCommandIn{CommandID: other.CommandID})
+	refused(t, err, commands.UnknownCommand)
+}
+
+func TestRegisteredCommands(t *testing.T) {
+	h := newHost(t)
+	for i, c := range []struct {
+		project string
+		argv    []string
+		name    *string
+		want    fault.Kind
+	}{
+		{"registered", nil, new("hello"), fault.Kind{}},
+		{"registered", []string{"echo", "hello"}, nil, fault.Kind{}},
+		{"p", nil, new("hello"), fault.Kind{}},
+		{"registered", []string{"echo", "hello", "more"}, nil, commands.CommandNotRegistered},
+		{"registered", []string{"echo"}, nil, commands.CommandNotRegistered},
+		{"registered", nil, new("other"), commands.CommandNotRegistered},
+		{"p", nil, new("other"), commands.CommandNotRegistered},
+		{"disabled", []string{"echo", "hello"}, nil, commands.CommandsDisabled},
+		{"nowhere", []string{"echo"}, nil, direct.UnknownProject},
+	} {
+		out, err := h.RunDirectCommand(context.Background(), owner, commands.RunDirectCommandIn{
+			ProjectID: c.project, RequestID: fmt.Sprint("r", i), Argv: c.argv, Command: c.name, WaitMs: new(20000),
+		})
+		if c.want.Code != "" {
+			refused(t, err, c.want)
+			continue
+		}
+		if err != nil || text(*out.Output) != "hello\n" || !slices.Equal(out.Argv, []string{"echo", "hello"}) {
+			t.Errorf("%d: %+v, %v", i, out, err)
+		}
+	}
+}
+
+func TestMalformedArguments(t *testing.T) {
+	h := newHost(t)
+	base := func() commands.RunDirectCommandIn {
+		return commands.RunDirectCommandIn{ProjectID: "p", RequestID: "r", Argv: []string{"true"}}
+	}
+	for name, c := range map[string]func(*commands.RunDirectCommandIn){
+		"requestId": func(in *commands.RunDirectCommandIn) { in.RequestID = "-r" },
+		"argv":      func(in *commands.RunDirectCommandIn) { in.Argv = []string{} },
+		"argv and":  func(in *commands.RunDirectCommandIn) { in.Command = new("hello") },
+		"argv none": func(in *commands.RunDirectCommandIn) { in.Argv = nil },
+		"argv[0]":   func(in *commands.RunDirectCommandIn) { in.Argv = []string{""} },
+		"argv[1]":   func(in *commands.RunDirectCommandIn) { in.Argv = []string{"true", "a\x00b"} },
+		"argv long": func(in *commands.RunDirectCommandIn) { in.Argv = []string{"true", strings.Repeat("x", 17000)} },
+		"argv 65":   func(in *commands.RunDirectCommandIn) { in.Argv = slices.Repeat([]string{"x"}, 65) },
+		"timeoutMs": timeout(3_600_001),
+		"timeout 0": timeout(0),
+		"stdin":     func(in *commands.RunDirectCommandIn) { in.Stdin = new("maybe") },
+		"waitMs":    func(in *commands.RunDirectCommandIn) { in.WaitMs = new(20_001) },
+		"cwd":       func(in *commands.RunDirectCommandIn) { in.CWD = new("/tmp") },
+	} {
+		in := base()
+		c(&in)
+		_, err := h.RunDirectCommand(context.Background(), owner, in)
+		refused(t, err, fault.InvalidArguments)
+		if arg := strings.Fields(name)[0]; !strings.HasPrefix(fault.From(err).Message, arg) {
+			t.Errorf("%s: the message is %q", name, fault.From(err).Message)
+		}
+	}
+	os.Symlink("/", filepath.Join(h.project, "out"))
+	for cwd, want := range map[string]fault.Kind{"missing": direct.PathNotFound, "../..": direct.OutsideProject, "out": direct.OutsideProject} {
+		in := base()
+		in.CWD = &cwd
+		_, err := h.RunDirectCommand(context.Background(), owner, in)
+		refused(t, err, want)
+	}
+	in := base()
+	in.CWD, in.Argv, in.WaitMs = new("sub"), []string{"pwd"}, new(20000)
+	out, err := h.RunDirectCommand(context.Background(), owner, in)
+	if err != nil || strings.TrimSpace(text(*out.Output)) != filepath.Join(h.project, "sub") || out.CWD != "sub" {
+		t.Fatalf("got %+v, %v", out, err)
+	}
+}
+
+func TestWhatCannotBeExecuted(t *testing.T) {
+	h := newHost(t)
+	os.WriteFile(filepath.Join(h.project, "plain"), []byte("x"), 0o600)
+	os.WriteFile(filepath.Join(h.project, "script"), []byte("#!/no/such/interpreter\n"), 0o700)
+	for i, c := range []struct{ argv0, code string }{
+		{"no-such-program", "command_not_found"},
+		{"./none", "command_not_found"},
+		{"./plain", "command_not_executable"},
+		{"./script", "exec_failed"},
+	} {
+		out, err := h.RunDirectCommand(context.Background(), owner, commands.RunDirectCommandIn{ProjectID: "p", RequestID: fmt.Sprint("r", i), Argv: []string{c.argv0}})
+		if err != nil || out.State != record.Failed || out.Error == nil || out.Error.Code != c.code || out.Error.Hint == "" || !out.StartedAt.IsZero() {
+			t.Errorf("%s: %+v %+v, %v", c.argv0, out.Receipt, out.Error, err)
+		}
+		if i == 0 && !strings.Contains(out.Error.Message, os.Getenv("PATH")) {
+			t.Errorf("the PATH is not named: %q", out.Error.Message)
+		}
+	}
+}
+
+func TestEnvironmentHasNoSecretsAndAsksNobody(t *testing.T) {
+	h := newHost(t, func(h *host) {
+		vars := map[string]string{"HOME": "/home/x", "WEBHOOK_TOKEN": "secret", "LANG": "C.UTF-8", "JAVA_HOME": "/jdk", "PATH": "/evil"}
+		h.options.Getenv = func(n string) (string, bool) { v, ok := vars[n]; return v, ok }
+		h.options.Pass = []string{"JAVA_HOME"}
+	})
+	out := h.run("r", "env; cat; tty; ps -o tty= -p $$")
+	got := text(*out.Output)
+	for _, want := range []string{"HOME=/home/x\n", "LANG=C.UTF-8\n", "JAVA_HOME=/jdk\n", "GIT_TERMINAL_PROMPT=0\n", "PAGER=cat\n", "PATH=" + os.Getenv("PATH") + "\n", "not a tty\n", "PWD=" + h.project + "\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "secret") || strings.Contains(got, "/evil") {
+		t.Errorf("the gateway's environment went to the command:\n%s", got)
+	}
+}
+
+func TestDeadlineAndCancelEndWholeTrees(t *testing.T) {
+	h := newHost(t)
+	out := h.run("deadline", "sleep 60", timeout(150))
+	if out.State != record.TimedOut || out.Signal != "SIGTERM" {
+		t.Fatalf("got %+v", out.Receipt)
+	}
+	// A tree in which nobody minds TERM.
+	stubborn := `trap "" TERM; sh -c 'trap "" TERM; while :; do sleep 0.05; done' & while :; do sleep 0.05; done`
+	out = h.run("tree", stubborn, noWait)
+	got := h.cancel(out.CommandID)
+	if !got.CancelRequested {
+		t.Fatalf("got %+v", got)
+	}
+	end := h.ended(out.CommandID)
+	if end.State != record.Cancelled || end.Signal != "SIGKILL" || end.DetachedProcesses {
+		t.Fatalf("got %+v", end.Receipt)
+	}
+	out = h.run("handled", `trap "exit 3" TERM; while :; do sleep 0.02; done`, noWait)
+	h.cancel(out.CommandID)
+	if end = h.ended(out.CommandID); end.State != record.Cancelled || end.ExitCode == nil || *end.ExitCode != 3 {
+		t.Fatalf("got %+v", end.Receipt)
+	}
+}
+
+func TestBackgroundProcessesDoNotHoldTheReceipt(t *testing.T) {
+	h := newHost(t)
+	begun := time.Now()
+	out := h.run("group", "sleep 60 & echo hi")
+	if out.State != record.Exited || text(*out.Output) != "hi\n" || out.DetachedProcesses || time.Since(begun) > 5*time.Second {
+		t.Fatalf("got %+v %v", out, time.Since(begun))
+	}
+	h.noProcessLeft()
+
+	begun = time.Now()
+	out = h.run("detached", "setsid sleep 7.25 & sleep 0.1; echo hi")
+	if out.State != record.Exited || *out.ExitCode != 0 || text(*out.Output) != "hi\n" || !out.DetachedProcesses || time.Since(begun) > 5*time.Second {
+		t.Fatalf("got %+v %v", out, time.Since(begun))
+	}
+	out = h.run("closed", "setsid sleep 7.25 >/dev/null 2>&1 </dev/null & sleep 0.1; echo hi")
+	if out.State != record.Exited || !out.DetachedProcesses {
+		t.Fatalf("a quiet detached process is not reported: %+v", out)
+	}
+	out = h.run("cancelled", `trap "" TERM; (setsid sleep 7.25 &) ; echo up; sleep 60`, noWait)
+	h.cancel(out.CommandID)
+	if end := h.ended(out.CommandID); end.State != record.Cancelled || !end.DetachedProcesses {
+		t.Fatalf("got %+v", end)
+	}
+	for _, pid := range h.processes() {
+		terminate(pid)
+	}
+}
+
+func TestStdin(t *testing.T) {
+	h := newHost(t)
+	if out := h.run("none", "cat; echo done"); text(*out.Output) != "done\n" {
+		t.Fatalf("got %+v", out)
+	}
+	out := h.run("echo", "cat", noWait, openStdin)
+	id := out.CommandID
+	first := h.input(id, "i1", "one\n", false)
+	if first.State != record.Accepted || first.Duplicate {
+		t.Fatalf("got %+v", first)
+	}
+	if again := h.input(id, "i1", "one\n", false); again.State != record.Accepted || !again.Duplicate {
+		t.Fatalf("got %+v", again)
+	}
+	_, err := h.WriteDirectCommandInput(context.Background(), owner, commands.WriteDirectCommandInputIn{CommandID: id, InputID: "i1", Text: new("other")})
+	refused(t, err, commands.KeyConflict)
+	if got, err := h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &id, WaitMs: new(5000)}); err != nil || text(got.Output) != "one\n" {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	h.restart()
+	if again := h.input(id, "i1", "one\n", false); !again.Duplicate {
+		t.Fatalf("got %+v", again)
+	}
+	h.input(id, "i2", "two", true)
+	_, err = h.WriteDirectCommandInput(context.Background(), owner, commands.WriteDirectCommandInputIn{CommandID: id, InputID: "i3", Text: new("x")})
+	if fault.From(err).Code != commands.StdinClosed.Code && fault.From(err).Code != commands.CommandEnded.Code {
+		t.Fatalf("after eof: %v", err)
+	}
+	end := h.ended(id)
+	if text(end.Output) != "one\ntwo" || *end.ExitCode != 0 {
+		t.Fatalf("got %+v", end)
+	}
+	if again := h.input(id, "i2", "two", true); !again.Duplicate || again.State != record.Accepted || !again.EOF {
+		t.Fatalf("after the end: %+v", again)
+	}
+	_, err = h.WriteDirectCommandInput(context.Background(), owner, commands.WriteDirectCommandInputIn{CommandID: id, InputID: "i9", EOF: true})
+	refused(t, err, commands.CommandEnded)
+
+	closed := h.run("closed", "sleep 20", noWait)
+	_, err = h.WriteDirectCommandInput(context.Background(), owner, commands.WriteDirectCommandInputIn{CommandID: closed.CommandID, InputID: "i", Text: new("x")})
+	refused(t, err, commands.StdinClosed)
+	h.cancel(closed.CommandID)
+}
+
+func TestABlockedStdinBlocksNothing(t *testing.T) {
+	h := newHost(t)
+	out := h.run("deaf", "while :; do echo tick; sleep 0.05; done", noWait, openStdin)
+	full := strings.Repeat("x", 65536)
+	states := map[record.InputState]int{}
+	for i := range 20 { // 1.25 MiB, with 64 KiB in the pipe
+		states[h.input(out.CommandID, fmt.Sprint("i", i), full, false).State]++
+	}
+	if states[record.Rejected] == 0 || states[record.Accepted] < 16 {
+		t.Fatalf("got %v", states)
+	}
+	if other := h.run("other", "echo fine"); text(*other.Output) != "fine\n" {
+		t.Fatalf("got %+v", other)
+	}
+	if got := h.read(out.CommandID); !strings.Contains(text(got.Output), "tick") {
+		t.Fatalf("got %+v", got)
+	}
+	h.cancel(out.CommandID)
+	if end := h.ended(out.CommandID); end.State != record.Cancelled {
+		t.Fatalf("got %+v", end)
+	}
+	if again := h.input(out.CommandID, "i19", full, false); again.State != record.Rejected || !again.Duplicate {
+		t.Fatalf("got %+v", again)
+	}
+}
+
+func TestReadWaitsForNews(t *testing.T) {
+	h := newHost(t)
+	out := h.run("r", "read x; echo $x; read y", noWait, openStdin)
+	ctx, stop := context.WithCancel(context.Background())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := h.ReadDirectCommand(ctx, owner, commands.ReadDirectCommandIn{CommandID: &out.CommandID, WaitMs: new(20000)})
+		failed <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	stop()
+	if err := <-failed; err != context.Canceled {
+		t.Fatalf("a cancelled wait: %v", err)
+	}
+	begun := time.Now()
+	if got, err := h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &out.CommandID, WaitMs: new(100)}); err != nil || len(got.Events) != 0 || time.Since(begun) < 100*time.Millisecond {
+		t.Fatalf("got %+v, %v after %v", got, err, time.Since(begun))
+	}
+	time.AfterFunc(50*time.Millisecond, func() { h.input(out.CommandID, "i", "news\n", false) })
+	begun = time.Now()
+	got, err := h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &out.CommandID, WaitMs: new(20000)})
+	if err != nil || text(got.Output) != "news\n" || got.State != record.Running || time.Since(begun) > 10*time.Second {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { h.input(out.CommandID, "j", "", true) })
+	got, err = h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &out.CommandID, Cursor: &got.NextCursor, WaitMs: new(20000)})
+	if err != nil || got.State != record.Exited {
+		t.Fatalf("the end is no news: %+v, %v", got, err)
+	}
+}
+
+func TestToAskIsToSettle(t *testing.T) {
+	h := newHost(t)
+	got, err := h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{RequestID: new("late")})
+	if err != nil || got.State != record.Failed || got.Error.Code != "not_started" || got.OutputAvailable || got.Argv == nil {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	out := h.run("late", "echo x >> ran")
+	if !out.Duplicate || out.State != record.Failed || out.Error.Code != "not_started" {
+		t.Fatalf("a start that comes late: %+v", out)
+	}
+	if _, err := os.Stat(filepath.Join(h.project, "ran")); err == nil {
+		t.Fatal("a command ran after it was said that it never will")
+	}
+	_, err = h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: new("nope")})
+	refused(t, err, commands.UnknownCommand)
+	_, err = h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{})
+	refused(t, err, fault.InvalidArguments)
+	known := h.run("known", "echo known")
+	got, err = h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{RequestID: new("known")})
+	if err != nil || got.CommandID != known.CommandID || text(got.Output) != "known\n" {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+}
+
+func TestCapsOnRunningCommands(t *testing.T) {
+	h := newHost(t, func(h *host) { h.options.Limits.RunningPerOwner, h.options.Limits.RunningPerHost = 2, 3 })
+	var ids []string
+	for i := range 2 {
+		ids = append(ids, h.run(fmt.Sprint("r", i), "sleep 60", noWait).CommandID)
+	}
+	_, err := h.tryRun("r2", "true")
+	refused(t, err, commands.TooManyCommands)
+	b := principal.Owner("local-owner:b")
+	third, err := h.RunDirectCommand(context.Background(), b, commands.RunDirectCommandIn{ProjectID: "p", RequestID: "r", Argv: []string{"sleep", "60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.RunDirectCommand(context.Background(), b, commands.RunDirectCommandIn{ProjectID: "p", RequestID: "s", Argv: []string{"true"}})
+	refused(t, err, commands.TooManyCommands)
+	if dup := h.run("r1", "sleep 60", noWait); !dup.Duplicate {
+		t.Fatalf("got %+v", dup)
+	}
+	h.cancel(ids[0])
+	h.ended(ids[0])
+	if out := h.run("r2", "true"); out.State != record.Exited {
+		t.Fatalf("got %+v", out)
+	}
+	h.StopCommand(context.Background(), third.CommandID)
+	h.cancel(ids[1])
+	h.ended(ids[1])
+}
+
+func TestOwnerSeesAllCommands(t *testing.T) {
+	h := newHost(t)
+	var want []string
+	for i := range 7 {
+		out := h.run(fmt.Sprint("r", i), "echo "+fmt.Sprint(i))
+		want = append([]string{out.CommandID}, want...)
+		time.Sleep(2 * time.Millisecond)
+	}
+	var got []string
+	var cursor *string
+	for {
+		page, err := h.AllCommands(context.Background(), commands.AllCommandsIn{Limit: new(3), Cursor: cursor, Owner: owner.Owner, State: record.Exited})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.Commands {
+			got = append(got, c.CommandID)
+		}
+		if page.NextCursor == "" {
+			break
+		}
+		cursor = &page.NextCursor
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+	show, err := h.ShowCommand(context.Background(), commands.ShowCommandIn{CommandID: want[0]})
+	if err != nil || show.Owner != owner.Owner || text(show.Output) != "6\n" || show.OutputBytes == 0 {
+		t.Fatalf("got %+v, %v", show, err)
+	}
+	if page, err := h.AllCommands(context.Background(), commands.AllCommandsIn{Owner: "local-owner:b"}); err != nil || len(page.Commands) != 0 {
+		t.Fatalf("got %+v, %v", page, err)
+	}
+	_, err = h.AllCommands(context.Background(), commands.AllCommandsIn{Cursor: new("x")})
+	refused(t, err, fault.InvalidCursor)
+}
+
+func TestSweepingKeepsTheReceipt(t *testing.T) {
+	clock := time.Now()
+	h := newHost(t, func(h *host) {
+		h.options.Now = func() time.Time { return clock }
+		h.options.Limits.StoredPerOwner = 2
+	})
+	var ids []string
+	for i := range 4 {
+		clock = clock.Add(time.Second)
+		ids = append(ids, h.run(fmt.Sprint("r", i), "echo output").CommandID)
+	}
+	check := func(want ...bool) {
+		t.Helper()
+		if err := h.Sweep(); err != nil {
+			t.Fatal(err)
+		}
+		for i, id := range ids {
+			got := h.read(id)
+			if got.OutputAvailable != want[i] || got.State != record.Exited || (got.LostCount == 7) == want[i] {
+				t.Fatalf("command %d: %+v", i, got)
+			}
+		}
+	}
+	check(false, false, true, true)
+	clock = clock.Add(31 * 24 * time.Hour)
+	check(false, false, false, false)
+	if dup := h.run("r0", "echo output"); !dup.Duplicate || dup.Output.OutputAvailable {
+		t.Fatalf("got %+v", dup)
+	}
+}
+
+func TestALongStateDirectoryUsesTheRuntimeDirectory(t *testing.T) {
+	runtime := t.TempDir()
+	os.Chmod(runtime, 0o700)
+	h := newHost(t, func(h *host) {
+		h.state = filepath.Join(h.state, strings.Repeat("long", 25))
+		h.options.StateDir, h.options.RuntimeDir = h.state, filepath.Join(runtime, "r")
+	})
+	out := h.run("r", "cat", noWait, openStdin)
+	h.input(out.CommandID, "i", "hello", true)
+	if end := h.ended(out.CommandID); text(end.Output) != "hello" {
+		t.Fatalf("got %+v", end)
+	}
+	if left, _ := os.ReadDir(filepath.Join(runtime, "r")); len(left) != 0 {
+		t.Fatalf("left: %v", left)
+	}
+}
+
+func TestTheLoginShellSaysThePath(t *testing.T) {
+	shell := func(script string) string {
+		path := filepath.Join(t.TempDir(), "shell")
+		os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700)
+		return path
+	}
+	for name, c := range map[string]struct{ script, want string }{
+		"banner": {`echo Welcome; printf "\\0\\0"; exit 0`, ""},
+		"shell":  {`PATH=/from/shell:/bin:/usr/bin; export PATH; echo hi; exec /bin/sh -c "$3"`, "/from/shell:/bin:/usr/bin"},
+		"fails":  {`exit 1`, ""},
+		"hangs":  {`sleep 60`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := shell(c.script)
+			h := newHost(t, func(h *host) {
+				h.options.Path = ""
+				h.options.Getenv = func(n string) (string, bool) { return map[string]string{"SHELL": path}[n], n == "SHELL" }
+			})
+			got := strings.TrimSpace(text(*h.run("r", "echo $PATH").Output))
+			if want := c.want; want != "" && got != want || want == "" && !strings.HasPrefix(got, "/usr/local/bin:") {
+				t.Fatalf("PATH is %q", got)
+			}
+		})
+	}
+}
