@@ -1,0 +1,28 @@
+package gateway
+
+import (
+	"bytes"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentrelay/internal/direct/commands/supervisor"
+)
+
+// superviseCommand is what the gateway starts for each command of the Direct
+// workspace when there is no peer-agent beside it.
+func (a *app) superviseCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "supervise directory",
+		Short:  "Run one command of the Direct workspace (the gateway starts this itself)",
+		Hidden: true,
+		Args:   exact("the directory of a command"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var said bytes.Buffer
+			if supervisor.Supervise(cmd.Context(), args, supervisor.Stdio{In: a.Stdin, Out: a.Stdout, Err: &said}) != ExitOK {
+				return failed("", "%s", strings.TrimPrefix(strings.TrimSpace(said.String()), "supervise: "))
+			}
+			return nil
+		},
+	}
+}
