@@ -41,7 +41,7 @@ func Full() Set { return Set(All()) }
 // ParseSet reads a comma- or space-separated list. The word "all" stands for
 // every permission. An unknown name is an error that lists the known ones.
 func ParseSet(s string) (Set, error) {
-	var out Set
+	out := Set{}
 	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if f == "all" {
 			return Full(), nil

@@ -169,6 +169,9 @@ The permissions are ` + strings.Join(strings.Split(principal.Full().String(), ",
 			if err != nil {
 				return usage("%s", err)
 			}
+			if len(set) == 0 {
+				return usage("a permission is missing")
+			}
 			in := admin.PermissionsIn{ClientID: args[0], Allow: set, Deny: principal.Set{}}
 			if verb == "deny" {
 				in.Allow, in.Deny = in.Deny, in.Allow

@@ -122,7 +122,7 @@ func TestMessages(t *testing.T) {
 		if len(out.Messages) != 1 || !strings.HasSuffix(out.Messages[0].MessageID, "3") || out.NextCursor == "" {
 			t.Errorf("got %+v", out)
 		}
-		if r := h.run("messages", "list", "--state", "new"); r.code != ExitFailed || r.stdout != "" {
+		if r := h.run("messages", "list", "--state", "new"); r.code != ExitUsage || strings.Contains(r.stderr, "tool") || r.stdout != "" {
 			t.Errorf("an unknown state: %+v", r)
 		}
 	})
@@ -169,7 +169,11 @@ func TestClients(t *testing.T) {
 		if len(set.Permissions) != 0 {
 			t.Errorf("got %+v", set)
 		}
-		list := decode[struct{ Clients []oauth.ClientInfo }](t, h.ok("clients", "list", "--json")).Clients
+		text := h.ok("clients", "list", "--json")
+		if !strings.Contains(text, `"permissions": []`) {
+			t.Errorf("no permissions are not an empty list: %s", text)
+		}
+		list := decode[struct{ Clients []oauth.ClientInfo }](t, text).Clients
 		if len(list) != 1 || list[0].ID != added.ID || len(list[0].Permissions) != 0 {
 			t.Errorf("got %+v", list)
 		}
@@ -183,6 +187,9 @@ func TestClients(t *testing.T) {
 			if r := h.run(append([]string{"clients"}, args...)...); r.code != ExitFailed || !strings.Contains(r.stderr, "gateway clients list") {
 				t.Errorf("%v: %+v", args, r)
 			}
+		}
+		if r := h.run("clients", "allow", added.ID, ""); r.code != ExitUsage || !strings.Contains(r.stderr, "a permission is missing") {
+			t.Errorf("an empty permission: %+v", r)
 		}
 		if r := h.run("clients", "allow", added.ID, "files"); r.code != ExitUsage || !strings.Contains(r.stderr, "files_read") {
 			t.Errorf("an unknown permission: %+v", r)
@@ -350,7 +357,9 @@ func TestExitCodes(t *testing.T) {
 		{"clients list", ExitOK, ""},
 		{"status", ExitFailed, "not running"},
 		{"clients revoke nobody", ExitFailed, "No client has this id."},
-		{"peers list --limit 0", ExitFailed, "limit"},
+		{"peers list --limit 0", ExitUsage, "limit must be 1 to 200"},
+		{"peers list --cursor x", ExitUsage, "cursor does not belong to this list"},
+		{"messages list --state new", ExitUsage, "state must be unprocessed or processed"},
 		{"", ExitUsage, "a command is missing"},
 		{"clients", ExitUsage, "a command is missing"},
 		{"serv", ExitUsage, `did you mean "gateway serve"?`},

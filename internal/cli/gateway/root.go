@@ -28,6 +28,7 @@ import (
 
 	"agentrelay/internal/config"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/mailbox"
 	"agentrelay/internal/sealing"
 	"agentrelay/internal/store"
 )
@@ -208,6 +209,14 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 		code, hint = exit.code, exit.hint
 	case errors.As(err, &refusal):
 		hint, name = refusal.Hint, refusal.Code
+		for _, kind := range []fault.Kind{fault.InvalidArguments, mailbox.InvalidCursor} {
+			if errors.Is(err, kind) { // of the flags
+				code = ExitUsage
+			}
+			if hint == kind.Hint { // that one speaks of tools
+				hint = ""
+			}
+		}
 	default:
 		code = permanence(err)
 	}
