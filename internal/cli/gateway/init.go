@@ -241,6 +241,9 @@ func beginPending(stateDir string) (pending *flock.Flock, unfinished bool, err e
 // refuseExisting finds what init must not touch.
 func refuseExisting(path string, text []byte, c *config.Config, unfinished bool) error {
 	have, err := os.ReadFile(path)
+	if _, none := os.Lstat(path); err != nil && none == nil {
+		err = nil // a link to nowhere, or another thing that is no config of ours
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:

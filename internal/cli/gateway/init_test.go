@@ -117,6 +117,23 @@ func TestInitOverwritesNothing(t *testing.T) {
 	}
 }
 
+// A link is as good as a file, also when it leads nowhere yet.
+func TestInitOverwritesNoLink(t *testing.T) {
+	h := newHome(t)
+	if err := os.MkdirAll(filepath.Dir(h.configPath()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(h.dir, "nowhere.json"), h.configPath()); err != nil {
+		t.Fatal(err)
+	}
+	if r := h.run("init"); r.code != ExitFailed || !strings.Contains(r.stderr, "nothing is overwritten") {
+		t.Errorf("got %+v", r)
+	}
+	if files, err := os.ReadDir(h.stateDir()); err == nil && len(files) > 0 {
+		t.Errorf("half a set-up was left: %v", files)
+	}
+}
+
 // tree is every file under dir with its mode and content.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
@@ -248,6 +265,13 @@ func TestInitWithABrokenStdout(t *testing.T) {
 	}
 	if r := h.run("serve"); r.code != ExitConfig || !strings.Contains(r.stderr, "gateway owner reset-password") {
 		t.Errorf("serve with a password that nobody saw: %+v", r)
+	}
+	reset := h.env(brokenPipe{}, &stderr, "owner", "reset-password", "--json")
+	if code := Run(t.Context(), reset); code != ExitFailed {
+		t.Errorf("a reset whose password nobody saw: exit code %d", code)
+	}
+	if _, err := os.Stat(filepath.Join(h.stateDir(), pendingName)); err != nil {
+		t.Errorf("after that reset serve would start with a password that nobody knows: %v", err)
 	}
 	out := decode[map[string]string](t, h.ok("init", "--json"))
 	if !holds(t, h, out["ownerPassword"]) {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -37,18 +38,23 @@ file of mode 0600 in the state directory, and the file's path is printed.`,
 			if err != nil {
 				return err
 			}
-			// A set-up whose password was never shown is settled by a new one.
-			if err := os.Remove(filepath.Join(c.StateDir, pendingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
 			file, err := a.passwordFile(c.StateDir, out.OwnerPassword)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(a.Stdout, out)
+				err = a.printJSON(a.Stdout, out)
+			} else {
+				err = printPassword(a.Stdout, out.OwnerPassword, file)
 			}
-			return printPassword(a.Stdout, out.OwnerPassword, file)
+			if err != nil {
+				return fmt.Errorf("the password could not be shown, run the command again: %w", err)
+			}
+			// A set-up whose password was never shown is settled by one that was.
+			if err := os.Remove(filepath.Join(c.StateDir, pendingName)); !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return nil
 		},
 	})
 }
