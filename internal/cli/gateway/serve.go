@@ -53,7 +53,7 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkFiles(c); err != nil {
+	if err := a.checkFiles(c); err != nil {
 		return err
 	}
 	log := a.logger(c.Log)
@@ -96,19 +96,20 @@ func (a *app) firstRun(path string) error {
 
 // checkFiles finds what stays wrong until the owner changes it, before anything
 // is opened.
-func checkFiles(c *config.Config) error {
+func (a *app) checkFiles(c *config.Config) error {
+	reset := `run "gateway owner reset-password` + a.configFlag() + `"`
 	if err := checkPrivate(c.StateDir, ExitConfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	_, err := owner.LoadPassword(c.OwnerTokenFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return badConfig(`run "gateway owner reset-password" to make one`, "there is no owner password: %s is missing", c.OwnerTokenFile)
+		return badConfig(reset+" to make one", "there is no owner password: %s is missing", c.OwnerTokenFile)
 	case err != nil:
 		return badConfig("", "%w", err)
 	}
 	if info, err := os.Stat(filepath.Join(c.StateDir, pendingName)); err == nil && info.Size() > 0 {
-		return badConfig(`run "gateway owner reset-password" to get a password, then start again`, "the set-up did not get to its end, so its owner password was never shown")
+		return badConfig(reset+" to get a password, then start again", "the set-up did not get to its end, so its owner password was never shown")
 	}
 	return nil
 }

@@ -145,6 +145,23 @@ func TestServeEndsForGood(t *testing.T) {
 	}
 }
 
+// The next step names the config that was named, or it would be taken in another
+// gateway.
+func TestNextStepsKeepTheConfig(t *testing.T) {
+	h := newHome(t)
+	other := filepath.Join(h.dir, "other.json")
+	h.ok("init", "--json", "--config", other)
+	must(t, os.Remove(filepath.Join(h.stateDir(), "owner.json")))
+	if r := h.run("serve", "--config", other); !strings.Contains(r.stderr, "gateway owner reset-password --config "+other) {
+		t.Errorf("without an owner file: %s", r.stderr)
+	}
+	h.ok("owner", "reset-password", "--json", "--config", other)
+	must(t, os.WriteFile(filepath.Join(h.stateDir(), pendingName), []byte("begun\n"), 0o600))
+	if r := h.run("serve", "--config", other); !strings.Contains(r.stderr, "gateway owner reset-password --config "+other) {
+		t.Errorf("after a set-up that broke off: %s", r.stderr)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
