@@ -127,7 +127,7 @@ func (a *app) beginSetup(path string, flags initFlags) (_ *setup, err error) {
 		}
 		return nil, err
 	}
-	if err := os.WriteFile(pending.Path(), []byte(path+"\n"), 0o600); err != nil {
+	if err := notePending(pending.Path(), path); err != nil {
 		return nil, fmt.Errorf("noting that a set-up began: %w", err)
 	}
 	password, err := owner.GeneratePassword(a.Rand)
@@ -236,6 +236,20 @@ func beginPending(stateDir string) (pending *flock.Flock, unfinished bool, err e
 		return nil, false, fmt.Errorf("looking at an earlier set-up: %w", err)
 	}
 	return pending, info.Size() > 0, nil
+}
+
+// notePending marks the set-up of a config as unfinished. The note is on disk
+// before anything else is: what it explains must not survive a power cut alone.
+func notePending(note, config string) error {
+	f, err := os.OpenFile(note, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(config + "\n")
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(note))
 }
 
 // refuseExisting finds what init must not touch.
