@@ -1,7 +1,6 @@
 package files_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -85,7 +84,11 @@ func (b *bench) write(rel, content string, expected *string) (files.WriteDirectF
 
 // edit edits what the file has now.
 func (b *bench) edit(rel, from, to string) (files.EditDirectFileOut, error) {
-	return b.EditDirectFile(b.t.Context(), files.EditDirectFileIn{ProjectID: "p", Path: rel, ExpectedSHA256: sha(b.get(rel)), OldText: from, NewText: to})
+	return b.edit2(rel, sha(b.get(rel)), from, to)
+}
+
+func (b *bench) edit2(rel, expected, from, to string) (files.EditDirectFileOut, error) {
+	return b.EditDirectFile(b.t.Context(), files.EditDirectFileIn{ProjectID: "p", Path: rel, ExpectedSHA256: expected, OldText: from, NewText: to})
 }
 
 func (b *bench) read(in files.ReadDirectFileIn) files.ReadDirectFileOut {
@@ -146,5 +149,3 @@ func refused(t testing.TB, err error, kind fault.Kind) *fault.Error {
 	}
 	return fault.From(err)
 }
-
-var _ = context.Background

@@ -40,20 +40,28 @@ func essence(out, b []byte) []byte {
 }
 
 func appendEssence(out []byte, r rune, raw []byte) []byte {
-	switch {
-	case r == utf8.RuneError:
+	if r == utf8.RuneError {
 		return append(out, raw...)
-	case unicode.IsSpace(r), invisible(r), unicode.Is(unicode.Mn, r):
-		return out
-	case plainPunctuation(r) != r:
-		return append(out, string(plainPunctuation(r))...)
 	}
-	for _, d := range norm.NFKD.String(string(r)) {
-		if !unicode.Is(unicode.Mn, d) && !unicode.IsSpace(d) {
-			out = utf8.AppendRune(out, unicode.ToLower(d))
-		}
+	if p := plainPunctuation(r); p != r {
+		return append(out, byte(p))
+	}
+	decomposed := norm.NFKD.Properties(raw).Decomposition()
+	if decomposed == nil {
+		return appendInk(out, r)
+	}
+	for _, d := range string(decomposed) {
+		out = appendInk(out, d)
 	}
 	return out
+}
+
+// appendInk appends a character that does not decompose, if it is seen.
+func appendInk(out []byte, r rune) []byte {
+	if unicode.IsSpace(r) || unicode.Is(unicode.Mn, r) || invisible(r) {
+		return out
+	}
+	return utf8.AppendRune(out, unicode.ToLower(plainPunctuation(r)))
 }
 
 func invisible(r rune) bool {

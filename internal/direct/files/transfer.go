@@ -83,7 +83,8 @@ func (i *Import) SHA256() string { return i.st.sha256() }
 // Size is how many bytes there are so far.
 func (i *Import) Size() int64 { return i.st.size }
 
-// Discard removes what was not committed.
+// Discard removes what was not committed. It can be called again, and after
+// Commit.
 func (i *Import) Discard() { i.st.discard() }
 
 // Commit puts the bytes in place, durably. The project's permissions are asked
@@ -128,6 +129,7 @@ func (i *Import) Commit(ctx context.Context) (WriteDirectFileOut, error) {
 	if err != nil {
 		return WriteDirectFileOut{}, t.Fault(err, i.rel)
 	}
+	i.Discard()
 	return out, nil
 }
 
