@@ -248,5 +248,3 @@ func (h *host) noProcessLeft() {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 }
-
-func runCommands([]string) int { return 1 }
