@@ -96,8 +96,11 @@ func (s *Service) load(ctx context.Context, t *direct.Tree, p *direct.Place) (*r
 	if err != nil {
 		return nil, nil, err
 	}
-	data, err := readUpTo(ctx, f, info.Size(), MaxEdit)
-	if err == nil && len(data) > MaxEdit {
+	var data []byte
+	if info.Size() <= MaxEdit {
+		data, err = readUpTo(ctx, f, info.Size(), MaxEdit)
+	}
+	if info.Size() > MaxEdit || len(data) > MaxEdit {
 		err = FileTooLarge.New("The file is larger than the 64 MiB that can be edited.")
 	}
 	if err != nil {
@@ -107,12 +110,9 @@ func (s *Service) load(ctx context.Context, t *direct.Tree, p *direct.Place) (*r
 	return &replacement{s: s, t: t, p: p, old: f, info: info, sha: hashBytes(data)}, data, nil
 }
 
-// readUpTo reads a file, or its first limit+1 bytes when it is longer. size is
-// a guess.
+// readUpTo reads a file of about size bytes, or its first limit+1 bytes when it
+// has become longer.
 func readUpTo(ctx context.Context, f io.ReaderAt, size, limit int64) ([]byte, error) {
-	if size > limit {
-		return make([]byte, limit+1), nil // the content does not matter
-	}
 	var b bytes.Buffer
 	b.Grow(int(size) + bytes.MinRead)
 	_, err := b.ReadFrom(&ctxReader{ctx, io.NewSectionReader(f, 0, limit+1)})

@@ -214,18 +214,7 @@ func (src source) tail(limit int) (page, error) {
 	if err != nil {
 		return page{}, err
 	}
-	begin := len(bytes.TrimSuffix(data, lf))
-	for range limit {
-		begin = bytes.LastIndexByte(data[:begin], '\n')
-		if begin <= 0 {
-			break
-		}
-	}
-	if begin < 0 || limit == 0 {
-		begin = 0
-	} else if begin < len(data) && data[begin] == '\n' {
-		begin++
-	}
+	begin := startOfLast(data, limit)
 	if begin == 0 && from > 0 { // a part of a line
 		for begin < min(len(data), utf8.UTFMax-1) && !utf8.RuneStart(data[begin]) {
 			begin++
@@ -246,6 +235,17 @@ func (src source) tail(limit int) (page, error) {
 		}
 		begin = next
 	}
+}
+
+// startOfLast is where the last lines of data begin; 0 when it has no more.
+func startOfLast(data []byte, lines int) int {
+	end := len(bytes.TrimSuffix(data, lf))
+	for ; lines > 0; lines-- {
+		if end = bytes.LastIndexByte(data[:end], '\n'); end < 0 {
+			return 0
+		}
+	}
+	return end + 1
 }
 
 // firstLines is the first lines of data.
@@ -271,6 +271,7 @@ func cutPage(data []byte, last bool) (cut []byte, text bool) {
 		end = len(escapedPrefix(whole, maxPage))
 	} else if end = len(data); end > maxPage*3/4 {
 		end = maxPage * 3 / 4
+		end -= incomplete(data[:end])
 	}
 	if end < len(data) {
 		if i := bytes.LastIndexByte(data[:end], '\n'); i >= 0 {
