@@ -219,6 +219,9 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 		}
 	default:
 		code = permanence(err)
+		if store.IsTrouble(err) {
+			hint = "see that the disk of the state directory has free space and can be written, then try again; a damaged database has to come back from a backup"
+		}
 	}
 	if code == ExitUsage && hint == "" {
 		hint = fmt.Sprintf("run %q for how to use it", cmd.CommandPath()+" --help")

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -159,6 +160,18 @@ func TestNextStepsKeepTheConfig(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(h.stateDir(), pendingName), []byte("begun\n"), 0o600))
 	if r := h.run("serve", "--config", other); !strings.Contains(r.stderr, "gateway owner reset-password --config "+other) {
 		t.Errorf("after a set-up that broke off: %s", r.stderr)
+	}
+}
+
+// What SQLite says of a disk or a file is no next step.
+func TestTroubleOfTheDatabaseHasANextStep(t *testing.T) {
+	h := newHome(t)
+	h.init()
+	must(t, os.WriteFile(filepath.Join(h.stateDir(), store.FileName), bytes.Repeat([]byte("no database "), 1000), 0o600))
+	for _, args := range [][]string{{"serve"}, {"clients", "list"}, {"status"}} {
+		if r := h.run(args...); r.code != ExitFailed || !strings.Contains(r.stderr, "free space") || !strings.Contains(r.stderr, "backup") {
+			t.Errorf("%v: %+v", args, r)
+		}
 	}
 }
 
