@@ -16,9 +16,13 @@ const sweepRows = 500
 
 // Sweep removes events from before a time that nothing waits for, with their
 // deliveries and attempts, and what only they kept: subscriptions that ended
-// before it, receivers, old verifications. It removes at most 500 events and
-// returns how many; a further call goes on.
+// before it, receivers, old verifications. It also ends subscriptions that have
+// expired, whose secrets nothing needs any more. It removes at most 500 events
+// and returns how many; a further call goes on.
 func Sweep(tx *store.Tx, before time.Time) (int64, error) {
+	if err := endExpired(tx); err != nil {
+		return 0, err
+	}
 	ms := before.UnixMilli()
 	n, err := tx.Exec(`DELETE FROM events WHERE id IN (SELECT id FROM events e WHERE created_at < ? AND NOT EXISTS (
 		SELECT 1 FROM event_deliveries d WHERE d.event = e.id AND d.state IN ('queued', 'submitting')) ORDER BY created_at LIMIT ?)`, ms, sweepRows)
@@ -67,24 +71,35 @@ func OpenKey(ctx context.Context, s *store.Store) (*sealing.Key, error) {
 // more, and returns how many. Each client has to subscribe again.
 func ForgetSecrets(ctx context.Context, s *store.Store) (int, error) {
 	return store.Write(ctx, s, func(tx *store.Tx) (int, error) {
-		owners := map[string]string{}
-		err := tx.Query(func(row store.Scanner) error {
-			var id, owner string
-			err := row.Scan(&id, &owner)
-			owners[id] = owner
-			return err
-		}, `SELECT id, owner FROM event_subscriptions WHERE ended_at IS NULL`)
-		if err != nil {
-			return 0, fmt.Errorf("looking for subscriptions: %w", err)
-		}
-		for id, owner := range owners {
-			if err := endSubscription(tx, id, secretUnreadable); err != nil {
-				return 0, err
-			}
-			if err := audit.Record(tx, principal.Owner(owner), "event.end", id, audit.OK, "reason", secretUnreadable); err != nil {
-				return 0, err
-			}
-		}
-		return len(owners), nil
+		return endAll(tx, secretUnreadable, principal.Owner, `SELECT id, owner FROM event_subscriptions WHERE ended_at IS NULL`)
 	})
+}
+
+// endExpired ends what has expired, a part at a time.
+func endExpired(tx *store.Tx) error {
+	_, err := endAll(tx, expired, system, `SELECT id, owner FROM event_subscriptions WHERE ended_at IS NULL AND expires_at <= ? LIMIT ?`, tx.Now().UnixMilli(), sweepRows)
+	return err
+}
+
+// endAll ends the subscriptions that a query finds and returns how many.
+func endAll(tx *store.Tx, reason string, by func(owner string) principal.Principal, query string, args ...any) (int, error) {
+	owners := map[string]string{}
+	err := tx.Query(func(row store.Scanner) error {
+		var id, owner string
+		err := row.Scan(&id, &owner)
+		owners[id] = owner
+		return err
+	}, query, args...)
+	if err != nil {
+		return 0, fmt.Errorf("looking for subscriptions: %w", err)
+	}
+	for id, owner := range owners {
+		if err := endSubscription(tx, id, reason); err != nil {
+			return 0, err
+		}
+		if err := audit.Record(tx, by(owner), "event.end", id, audit.OK, "reason", reason); err != nil {
+			return 0, err
+		}
+	}
+	return len(owners), nil
 }

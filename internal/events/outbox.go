@@ -160,17 +160,17 @@ func judge(d deliveryRow, a answer, accepts func(status int) bool, broken bool) 
 	return verdict{state: Failed, outcome: a.reason(), again: true, blames: true}
 }
 
-// settle writes down what came of an attempt. A delivery that was cancelled
-// meanwhile stays so.
-func (s *Service) settle(tx *store.Tx, j *job, a answer, v verdict) error {
+// settle writes down what came of an attempt, and reports whether it opened or
+// closed the receiver's breaker. A delivery that was cancelled meanwhile stays so.
+func (s *Service) settle(tx *store.Tx, j *job, a answer, v verdict) (changed bool, err error) {
 	d, now := j.row, tx.Now()
-	_, err := tx.Exec(`UPDATE event_attempts SET ended_at = ?, status = nullif(?, 0), outcome = ? WHERE delivery = ? AND attempt = ?`,
+	_, err = tx.Exec(`UPDATE event_attempts SET ended_at = ?, status = nullif(?, 0), outcome = ? WHERE delivery = ? AND attempt = ?`,
 		now.UnixMilli(), a.status, v.outcome, d.id, d.attempts)
 	if err != nil {
-		return fmt.Errorf("recording an attempt: %w", err)
+		return false, fmt.Errorf("recording an attempt: %w", err)
 	}
-	if err := s.rate(tx, j, a, v); err != nil {
-		return err
+	if changed, err = rateReceiver(tx, j, a, v); err != nil {
+		return false, err
 	}
 	state, nextAt := v.state, now.UnixMilli()
 	if wait, more := retryDelay(d.tries, s.jitter()); v.again && more {
@@ -183,13 +183,18 @@ func (s *Service) settle(tx *store.Tx, j *job, a answer, v verdict) error {
 	n, err := tx.Exec(`UPDATE event_deliveries SET state = ?, reason = ?, next_at = ? WHERE id = ? AND state = 'submitting' AND attempts = ?`,
 		state, reason, nextAt, d.id, d.attempts)
 	if err != nil {
-		return fmt.Errorf("settling a delivery: %w", err)
+		return false, fmt.Errorf("settling a delivery: %w", err)
 	}
 	if n == 0 || d.subscription == "" {
-		return nil
+		return changed, nil
 	}
+	return changed, s.settleSubscription(tx, d, v)
+}
+
+// settleSubscription is what an attempt means for its subscription.
+func (s *Service) settleSubscription(tx *store.Tx, d deliveryRow, v verdict) error {
 	if v.praises {
-		if _, err := tx.Exec(`UPDATE event_subscriptions SET last_accepted_at = ? WHERE id = ?`, now.UnixMilli(), d.subscription); err != nil {
+		if _, err := tx.Exec(`UPDATE event_subscriptions SET last_accepted_at = ? WHERE id = ?`, tx.Now().UnixMilli(), d.subscription); err != nil {
 			return fmt.Errorf("noting an accepted delivery: %w", err)
 		}
 	}
@@ -202,14 +207,15 @@ func (s *Service) settle(tx *store.Tx, j *job, a answer, v verdict) error {
 	return s.end(tx, d.subscription, v.end, system(d.owner))
 }
 
-// rate notes how the receiver fared.
-func (s *Service) rate(tx *store.Tx, j *job, a answer, v verdict) error {
+// rateReceiver notes how the receiver fared, and reports whether its breaker opened or
+// closed.
+func rateReceiver(tx *store.Tx, j *job, a answer, v verdict) (changed bool, err error) {
 	if !v.blames && !v.praises {
-		return nil
+		return false, nil
 	}
 	r, err := readReceiver(tx, j.row.receiver)
 	if err != nil {
-		return err
+		return false, err
 	}
 	before := r.open()
 	if v.praises {
@@ -225,12 +231,7 @@ func (s *Service) rate(tx *store.Tx, j *job, a answer, v verdict) error {
 			r.throttledUntil = tx.Now().Add(a.retryAfter).UnixMilli()
 		}
 	}
-	if r.open() != before {
-		tx.AfterCommit(func() {
-			s.log.Info("a receiver changed", "receiver", r.id, "host", hostOf(r.address), "failing", r.open(), "lastError", v.outcome)
-		})
-	}
-	return r.save(tx)
+	return r.open() != before, r.save(tx)
 }
 
 // settleInterrupted settles the attempts that a former run began and did not
@@ -249,7 +250,7 @@ func (s *Service) settleInterrupted(tx *store.Tx) error {
 	}
 	for _, d := range rows {
 		j := &job{row: d}
-		if err := s.settle(tx, j, answer{}, judge(d, answer{}, acceptsNothing, true)); err != nil {
+		if _, err := s.settle(tx, j, answer{}, judge(d, answer{}, acceptsNothing, true)); err != nil {
 			return err
 		}
 	}

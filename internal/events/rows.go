@@ -103,7 +103,7 @@ const subscriptionsOfClient = `SELECT id, owner FROM event_subscriptions WHERE c
 
 // endSubscription is the end of a subscription in the database.
 func endSubscription(tx *store.Tx, id, reason string) error {
-	_, err := tx.Exec(`UPDATE event_subscriptions SET ended_at = ?, ended_reason = ?, secret = x'', old_secret = NULL, old_secret_until = NULL
+	_, err := tx.Exec(`UPDATE event_subscriptions SET ended_at = min(?, expires_at), ended_reason = ?, secret = x'', old_secret = NULL, old_secret_until = NULL
 		WHERE id = ? AND ended_at IS NULL`, tx.Now().UnixMilli(), reason, id)
 	if err != nil {
 		return fmt.Errorf("ending a subscription: %w", err)

@@ -149,7 +149,10 @@ func (d *sender) step(receiver int64) (next time.Time, sent bool) {
 	defer c.job.done()
 	answer, verdict := d.s.attempt(c.job)
 	for {
-		err := store.Exec(context.Background(), d.s.store, func(tx *store.Tx) error { return d.s.settle(tx, c.job, answer, verdict) })
+		changed, err := store.Write(context.Background(), d.s.store, func(tx *store.Tx) (bool, error) { return d.s.settle(tx, c.job, answer, verdict) })
+		if changed && err == nil {
+			d.s.log.Warn("a receiver began to fail, or works again", "receiver", receiver, "host", hostOf(c.job.row.address), "failing", verdict.blames, "outcome", verdict.outcome)
+		}
 		if err == nil {
 			return time.Time{}, true
 		}

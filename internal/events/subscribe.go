@@ -314,7 +314,9 @@ func (s *Service) subscribe(tx *store.Tx, who principal.Principal, r subscriptio
 		secret: s.key.Seal(r.secret, stored.id), expiresAt: now.Add(r.ttl).UnixMilli(),
 	}
 	if stored.live(now) {
-		row.oldSecret, row.oldUntil = stored.oldSecret, stored.oldUntil
+		if stored.oldUntil > now.UnixMilli() {
+			row.oldSecret, row.oldUntil = stored.oldSecret, stored.oldUntil
+		}
 		if before, err := s.key.Open(stored.secret, stored.id); err == nil && !bytes.Equal(before, r.secret) {
 			row.oldSecret, row.oldUntil = stored.secret, now.Add(rotation).UnixMilli()
 		}

@@ -23,8 +23,8 @@ const (
 	StandardWebhooks Scheme = "standard-webhooks"
 )
 
-// accepts lists the statuses that accept.
-var accepts = map[Scheme][]int{Bearer: {200}, StandardWebhooks: {200, 202}}
+// acceptedStatuses are those that accept a wake-up.
+var acceptedStatuses = map[Scheme][]int{Bearer: {200}, StandardWebhooks: {200, 202}}
 
 // Target is a webhook of the config that wakes one generation of a peer.
 type Target struct {
@@ -203,6 +203,6 @@ func (s *Service) wakeUp(d deliveryRow) (m message, failure string) {
 }
 
 func (s *Service) acceptsWakeUp(d deliveryRow) func(int) bool {
-	statuses := accepts[s.targets[peerKey{d.owner, d.peerID}].Scheme]
+	statuses := acceptedStatuses[s.targets[peerKey{d.owner, d.peerID}].Scheme]
 	return func(status int) bool { return slices.Contains(statuses, status) }
 }
