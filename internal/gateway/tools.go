@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -113,7 +114,7 @@ func (f *frame) run(ctx context.Context, t *tool, who principal.Principal, raw j
 	}()
 	if t.permission != "" && !who.Permissions.Has(t.permission) {
 		return nil, fault.NotPermitted.Newf("The owner has not allowed this client %q, which %s needs.", t.permission, t.name).
-			WithHint(fmt.Sprintf("Ask the owner to run: gateway clients allow %s %s", who.ClientID, t.permission))
+			WithHint(fmt.Sprintf("Ask the owner to run: gateway clients allow %s %s", shellWord(who.ClientID), t.permission))
 	}
 	if cutCharacter(raw) {
 		return nil, fault.InvalidArguments.New("An argument holds half of a character: an escape of one half of a surrogate pair.").
@@ -124,6 +125,17 @@ func (f *frame) run(ctx context.Context, t *tool, who principal.Principal, raw j
 		return nil, fault.InvalidArguments.New(strings.Join(problems, "; ") + ".")
 	}
 	return t.call(ctx, who, arguments)
+}
+
+// plainWord is what a shell takes as it is.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/-]+$`)
+
+// shellWord is s as a POSIX shell reads it back.
+func shellWord(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // fail answers a failed call. A refusal stands in the audit log before the client
