@@ -252,7 +252,11 @@ func (h *host) killSupervisors(stop chan struct{}) {
 			seen[pid] = true
 			if rand.IntN(2) == 0 {
 				time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond))))
-				syscall.Kill(pid, syscall.SIGKILL)
+				// A command has its supervisor's words until it is executed, but it
+				// leads no session.
+				if p, err := process.Find(pid); err == nil && p.Session == pid {
+					process.Kill(p)
+				}
 			}
 		}
 	}

@@ -160,7 +160,7 @@ func TestText(t *testing.T) {
 		"a\xffb\xc3":                           `a\xffb\xc3`,
 		"\x1b[12\nx":                           "\nx",
 		"end\x1b":                              "end",
-		"end\x1b[3":                            "end3",
+		"end\x1b[3":                            "end",
 		"\x1b]never ends":                      "never ends",
 	} {
 		if got := Text([]byte(in)); got != want {

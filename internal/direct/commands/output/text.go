@@ -87,12 +87,15 @@ func sequence(p []byte) (n int, complete bool) {
 	switch c := p[1]; {
 	case c == '[':
 		return control(p)
-	case c == ']' || c == 'P' || c == 'X' || c == '^' || c == '_':
+	case isString(p):
 		return controlString(p)
 	case c >= 0x20 && c <= 0x2f: // ESC, intermediates, final
 		for n = 2; n < len(p); n++ {
-			if p[n] < 0x20 || p[n] > 0x2f {
+			switch {
+			case p[n] >= 0x30 && p[n] <= 0x7e:
 				return n + 1, true
+			case p[n] < 0x20 || p[n] > 0x2f:
+				return n, true // broken off: what follows is text
 			}
 		}
 		return n, false
@@ -114,6 +117,15 @@ func control(p []byte) (n int, complete bool) {
 	return n, false
 }
 
+// stringStart is the length of what begins a control string.
+const stringStart = 2
+
+// isString reports whether the sequence at the start of p is a control string
+// (OSC, DCS, SOS, PM, APC).
+func isString(p []byte) bool {
+	return len(p) >= stringStart && bytes.IndexByte([]byte("]PX^_"), p[1]) >= 0
+}
+
 func controlString(p []byte) (n int, complete bool) {
 	for n = 2; n < len(p); n++ {
 		switch {
@@ -122,7 +134,7 @@ func controlString(p []byte) (n int, complete bool) {
 		case p[n] == escape && n+1 < len(p) && p[n+1] == '\\':
 			return n + 2, true
 		case p[n] == escape && n+1 < len(p):
-			return n, true // broken off by another sequence
+			return stringStart, true // it never ends, so the rest may be text
 		}
 	}
 	return n, false
@@ -139,8 +151,8 @@ func Text(p []byte) string {
 	for len(p) > 0 {
 		if p[0] == escape {
 			n, complete := sequence(p)
-			if !complete {
-				n = min(n, 2) // it never ended, so the rest may be text
+			if !complete && isString(p) {
+				n = stringStart
 			}
 			p = p[n:]
 			continue

@@ -171,23 +171,25 @@ func readJSON(path string, v any) error {
 }
 
 // SetStarted writes and syncs that the command is about to be executed.
-func (d Dir) SetStarted(s Started) error {
-	return errors.Join(d.write(startedFile, s, true), syncDir(string(d)))
-}
+func (d Dir) SetStarted(s Started) error { return d.replace(startedFile, s, true) }
 
 // SetStatus replaces the status. A final one is on disk when it returns.
-func (d Dir) SetStatus(s Status) error {
-	tmp := statusFile + ".new"
-	if err := os.Remove(d.file(tmp)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (d Dir) SetStatus(s Status) error { return d.replace(statusFile, s, s.State.Final()) }
+
+// replace writes a file so that it is whole whenever it is there. The caller
+// holds the lock.
+func (d Dir) replace(name string, v any, sync bool) error {
+	made := name + ".new"
+	if err := os.Remove(d.file(made)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err // a kill may have left one
+	}
+	if err := d.write(made, v, sync); err != nil {
 		return err
 	}
-	if err := d.write(tmp, s, s.State.Final()); err != nil {
+	if err := os.Rename(d.file(made), d.file(name)); err != nil {
 		return err
 	}
-	if err := os.Rename(d.file(tmp), d.file(statusFile)); err != nil {
-		return err
-	}
-	if s.State.Final() {
+	if sync {
 		return syncDir(string(d))
 	}
 	return nil
