@@ -16,6 +16,7 @@ import (
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/mailbox"
+	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
@@ -330,6 +331,22 @@ func TestRefusalsOfTools(t *testing.T) {
 	}
 	if strings.Contains(h.log.String(), "secret") {
 		t.Error("the log quotes a caller")
+	}
+}
+
+// TestHintIsSafeToRun: the owner is asked to run a command that names the client,
+// and a client whose id is a URL has chosen its id itself.
+func TestHintIsSafeToRun(t *testing.T) {
+	for id, word := range map[string]string{
+		"ar_client_AAAA-_A":          "ar_client_AAAA-_A",
+		"https://a.test/client.json": "https://a.test/client.json",
+		"https://a.test/x;id>/tmp/y": `'https://a.test/x;id>/tmp/y'`,
+		"https://a.test/'$(id)'":     `'https://a.test/'\''$(id)'\'''`,
+	} {
+		_, err := (&frame{}).run(t.Context(), &tool{name: "test", permission: principal.Mailbox}, principal.Principal{ClientID: id}, nil)
+		if hint := fault.From(err).Hint; !strings.HasSuffix(hint, "gateway clients allow "+word+" mailbox") {
+			t.Errorf("%s: %s", id, hint)
+		}
 	}
 }
 
