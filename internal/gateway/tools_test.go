@@ -15,8 +15,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentrelay/internal/audit"
-	"agentrelay/internal/mailbox"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
