@@ -94,7 +94,7 @@ type Mailbox struct {
 // Limits bounds how many messages are sent in an hour, so that two agents that
 // answer each other for ever are stopped.
 type Limits struct {
-	// From one peer to one other in an hour; 0 is no limit.
+	// Between two peers in an hour, both directions together; 0 is no limit.
 	PairPerHour int `json:"pairPerHour" jsonschema:"minimum=0,maximum=1000000,default=60"`
 	// By all peers of an owner in an hour; 0 is no limit.
 	OwnerPerHour int `json:"ownerPerHour" jsonschema:"minimum=0,maximum=1000000,default=600"`
