@@ -107,6 +107,8 @@ func (w *placement) failed(cause error) (Placed, error) {
 	}
 	out, done, err := w.s.settle(w.in.ID)
 	switch {
+	case err != nil && w.rec.Step == staging: // nothing was swapped yet
+		w.s.log.Warn("what a failed placement left is cleared later", "placement", w.in.ID, "error", err)
 	case err != nil:
 		return Placed{}, errors.Join(ErrUnsettled, cause, err)
 	case done:

@@ -55,8 +55,8 @@ type Options struct {
 	// records of placements. It must be protected by the host's policy.
 	StateDir string
 	// Lock keeps other writers of this program away from the entries of a
-	// directory while one of them is replaced; release is called once. Other
-	// programs are noticed without it.
+	// directory while one of them is replaced; release is called once. nil keeps
+	// only this service's own apart. Other programs are noticed, not kept away.
 	Lock func(ctx context.Context, dir direct.FileID) (release func(), err error)
 	Now  func() time.Time
 	Log  *slog.Logger
@@ -83,7 +83,7 @@ const recordsDir = "placements"
 func New(o Options) (*Service, error) {
 	s := &Service{host: o.Host, lock: o.Lock, now: o.Now, log: o.Log, crash: func(string) {}}
 	if s.lock == nil {
-		s.lock = func(context.Context, direct.FileID) (func(), error) { return func() {}, nil }
+		s.lock = (&locks{held: map[direct.FileID]chan struct{}{}}).acquire
 	}
 	if s.now == nil {
 		s.now = time.Now
