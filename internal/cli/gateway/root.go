@@ -115,6 +115,7 @@ config or another thing that stays wrong until you change it.`,
 		a.eventsCommand(),
 		a.configCommand(),
 		a.ownerCommand(),
+		a.superviseCommand(),
 		a.versionCommand(),
 	)
 	root.PersistentFlags().StringVar(&a.configPath, "config", "", "config `file` (default ~/.config/agent-relay/config.json)")
