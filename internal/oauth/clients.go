@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"agentrelay/internal/audit"
@@ -143,7 +144,7 @@ func (s *Server) resolve(ctx context.Context, id string) (client, error) {
 	if known && (c.kind != Metadata || s.now().Before(c.freshUntil)) {
 		return c, nil
 	}
-	if !known && !cimd.IsClientID(id) {
+	if !known && (!cimd.IsClientID(id) || s.isOurs(id)) {
 		return client{}, &pageError{
 			status: http.StatusBadRequest, code: invalidClient.Code,
 			message: "This gateway does not know the client that sent you here. It may have been removed, or the gateway's state was replaced.",
@@ -166,6 +167,23 @@ func (s *Server) resolve(ctx context.Context, id string) (client, error) {
 		message: "The metadata document that describes this client could not be used. " + refused.Reason,
 		hint:    "Try again in a minute. If it stays so, the client's maker must repair the document, or you add the client with gateway clients add.",
 	}
+}
+
+// isOurs reports whether id is an address of this gateway, which describes no
+// client: to fetch it would be to ask ourselves.
+func (s *Server) isOurs(id string) bool {
+	theirs, err1 := url.Parse(id)
+	ours, err2 := url.Parse(s.issuer)
+	return err1 == nil && err2 == nil && theirs.Scheme == ours.Scheme && authority(theirs) == authority(ours)
+}
+
+// authority is the host and port of an https or http URL in one form.
+func authority(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443", "http": "80"}[u.Scheme]
+	}
+	return strings.ToLower(strings.TrimSuffix(u.Hostname(), ".")) + ":" + port
 }
 
 // remember stores a metadata document as a client.

@@ -224,6 +224,29 @@ func TestDenyTellsTheClientAndTheAuditLog(t *testing.T) {
 	}
 }
 
+// TestOwnAddressIsNoClient: a request that names one of our own addresses must
+// not make the gateway ask itself, and so on from there.
+func TestOwnAddressIsNoClient(t *testing.T) {
+	r := newRelay(t)
+	base, err := url.Parse(testBase)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{base.Host, strings.ToUpper(base.Host), base.Host + ":443", base.Host + ".", base.Host + ".:443"} {
+		_, err := r.consent(authorizeParams("https://"+host+"/authorize?client_id=x", claude))
+		var page *pageError
+		if !errors.As(err, &page) || page.code != "invalid_client" {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+	if r.docs.fetches != 0 {
+		t.Errorf("%d fetches", r.docs.fetches)
+	}
+	if _, err := r.consent(authorizeParams("https://"+base.Host+":8443/client.json", claude)); err == nil || r.docs.fetches != 1 {
+		t.Errorf("another server of the host was not asked: %v", err)
+	}
+}
+
 func TestMetadataDocumentClients(t *testing.T) {
 	r := newRelay(t)
 	const id = "https://claude.ai/oauth/mcp-oauth-client-metadata"
