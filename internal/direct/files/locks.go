@@ -53,6 +53,12 @@ func (l *locks) acquire(ctx context.Context, id direct.FileID) (release func(), 
 	}
 }
 
+// Lock keeps the writes of this service away from the entries of a directory
+// until release, which is called once. It is for what else replaces files there.
+func (s *Service) Lock(ctx context.Context, dir direct.FileID) (release func(), err error) {
+	return s.locks.acquire(ctx, dir)
+}
+
 // locked finds rel for writing and calls do while nothing else of this service
 // writes in that directory, nor to that file under another name. The place is
 // as it was found under the lock.
