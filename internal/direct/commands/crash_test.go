@@ -349,50 +349,64 @@ func TestARecycledGroupIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forge := func(id string, supervisor, leader uint64) {
-		t.Helper()
-		spec, held, err := (record.Root{Dir: h.state}).Create(record.Spec{Owner: owner.Owner, RequestID: id, Argv: []string{"x"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := record.Dir(filepath.Join(h.state, spec.CommandID))
-		if err := d.SetStarted(record.Started{BootID: boot, PID: here.PID, Start: supervisor}); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.SetStatus(record.Status{State: record.Running, PID: here.PID, Start: leader}); err != nil {
-			t.Fatal(err)
-		}
-		held.Close()
-		if got := h.settled(id); got.State != record.Interrupted {
-			t.Fatalf("got %+v", got)
-		}
-		for _, pid := range []int{here.PID, childPID} {
-			if p, err := process.Find(pid); err != nil || p.Zombie {
-				t.Fatalf("%s: a stranger was killed", id)
-			}
-		}
-	}
-	// The numbers of the supervisor and of the group belong to another session
-	// now, which started later.
-	forge("leader", here.Start-1, here.Start-1)
-	// The new leader has gone too, and only its children are left.
+	// The number of the supervisor, and of its group, is a session's that started
+	// later.
+	h.forge("leader", record.Started{BootID: boot, PID: here.PID, Start: here.Start - 1})
+	lives(t, here.PID)
+	lives(t, childPID)
+	// Its leader has ended too, and only what it started is left.
 	stranger.Process.Kill()
 	stranger.Wait()
-	eventually(t, "the leader's end", func() bool { _, err := process.Find(here.PID); return err != nil })
-	here.PID = stranger.Process.Pid
-	spec, held, err := (record.Root{Dir: h.state}).Create(record.Spec{Owner: owner.Owner, RequestID: "orphans", Argv: []string{"x"}})
+	h.forge("orphans", record.Started{BootID: boot, PID: here.PID, Start: here.Start - 1})
+	lives(t, childPID)
+}
+
+func lives(t *testing.T, pid int) {
+	t.Helper()
+	if p, err := process.Find(pid); err != nil || p.Zombie {
+		t.Fatal("a stranger was killed")
+	}
+}
+
+// forge makes the record of a command whose supervisor, also the leader of the
+// command's group, is said to have been a process, and has it settled.
+func (h *host) forge(requestID string, started record.Started) {
+	h.t.Helper()
+	spec, held, err := (record.Root{Dir: h.state}).Create(record.Spec{Owner: owner.Owner, RequestID: requestID, Argv: []string{"x"}})
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	d := record.Dir(filepath.Join(h.state, spec.CommandID))
-	d.SetStarted(record.Started{BootID: boot, PID: here.PID, Start: here.Start - 1})
-	d.SetStatus(record.Status{State: record.Running, PID: here.PID, Start: here.Start - 1})
-	held.Close()
-	if got := h.settled("orphans"); got.State != record.Interrupted {
-		t.Fatalf("got %+v", got)
+	if err := d.SetStarted(started); err != nil {
+		h.t.Fatal(err)
 	}
-	if p, err := process.Find(childPID); err != nil || p.Zombie {
-		t.Fatal("a stranger's child was killed")
+	if err := d.SetStatus(record.Status{State: record.Running, PID: started.PID, Start: started.Start}); err != nil {
+		h.t.Fatal(err)
+	}
+	held.Close()
+	if got := h.settled(requestID); got.State != record.Interrupted {
+		h.t.Fatalf("got %+v", got)
+	}
+}
+
+func TestASupervisorThatIsToldToStop(t *testing.T) {
+	h := newHost(t)
+	out := h.run("r", "echo up; sleep 60 & sleep 60", noWait)
+	eventually(t, "output", func() bool { return text(h.read(out.CommandID).Output) == "up\n" })
+	syscall.Kill(h.supervisorOf(out.CommandID).PID, syscall.SIGTERM)
+	if end := h.ended(out.CommandID); end.State != record.Interrupted || end.Error == nil || end.Signal != "SIGTERM" || text(end.Output) != "up\n" {
+		t.Fatalf("got %+v", end)
+	}
+}
+
+func TestASupervisorThatDoesNotStart(t *testing.T) {
+	h := newHost(t, func(h *host) { h.options.Supervisor = []string{"/no/such/program"} })
+	if out := h.run("r", "true"); out.State != record.Failed || out.Error.Code != "supervisor_failed" {
+		t.Fatalf("got %+v", out)
+	}
+	h = newHost(t, func(h *host) { h.options.Supervisor = []string{"/bin/false"} })
+	if out := h.run("r", "true"); out.State != record.Failed || out.Error.Code != "not_started" {
+		t.Fatalf("got %+v", out)
 	}
 }
 

@@ -100,7 +100,7 @@ func TestAThousandCommandsLeaveNothing(t *testing.T) {
 	begun := time.Now()
 	for lane := range 8 {
 		wg.Go(func() {
-			for n := range 125 {
+			for n := range commandsPerLane {
 				out, err := h.tryRun(fmt.Sprintf("r%d.%d", lane, n), "echo $0 done")
 				if err != nil || out.State != record.Exited || text(*out.Output) != "sh done\n" {
 					t.Errorf("got %+v, %v", out, err)
@@ -110,7 +110,7 @@ func TestAThousandCommandsLeaveNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("1000 commands in %v", time.Since(begun).Round(time.Millisecond))
+	t.Logf("%d commands in %v", 8*commandsPerLane, time.Since(begun).Round(time.Millisecond))
 	eventually(t, "all descriptors are closed", func() bool { return descriptors() <= before })
 	eventually(t, "no child is left", func() bool { return len(children(t)) <= childrenBefore })
 	if active, err := os.ReadDir(h.state + "/active"); err != nil || len(active) != 0 {

@@ -3,6 +3,7 @@ package record
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"agentrelay/internal/direct/commands/output"
@@ -54,6 +55,7 @@ func (r Root) Settle(commandID string) (rec Record, alive bool, err error) {
 	if err := d.SetStatus(rec.Status); err != nil {
 		return Record{}, false, fmt.Errorf("settling a command: %w", err)
 	}
+	os.Remove(rec.Socket) // nobody listens: the lock is ours
 	d.Ended(rec.Spec)
 	return rec, false, nil
 }

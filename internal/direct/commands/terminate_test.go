@@ -1,5 +1,0 @@
-package commands_test
-
-import "syscall"
-
-func terminate(pid int) { syscall.Kill(pid, syscall.SIGKILL) }
