@@ -11,7 +11,7 @@ type coverage [][2]int64
 
 // maxIntervals bounds a coverage. Beyond it the shortest interval is forgotten,
 // so that less is claimed than was sent.
-const maxIntervals = 4096
+const maxIntervals = 1024
 
 // with is the coverage after [from, to) was sent too.
 func (c coverage) with(from, to int64) coverage {

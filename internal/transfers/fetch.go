@@ -39,7 +39,11 @@ func (s *Service) fetch(ctx context.Context, name, address string) (size int64, 
 		return 0, "", err
 	}
 	s.crash("downloading")
-	if _, err := copyInto(w, &counted{resp.Body, &watched.bytes}); err != nil {
+	_, err = copyInto(w, &counted{resp.Body, &watched.bytes})
+	if err == nil { // a source that ends its answer when it is left must not pass for a whole one
+		err = ctx.Err()
+	}
+	if err != nil {
 		w.abandon()
 		if trouble := new(spoolTrouble); errors.As(err, &trouble) {
 			return 0, "", trouble.error
@@ -60,12 +64,14 @@ func acceptable(resp *http.Response) error {
 	return nil
 }
 
-// watch ends ctx when a download makes no real progress.
+// watch ends ctx when a download makes no real progress, or takes too long.
 func (s *Service) watch(ctx context.Context) (context.Context, *watched) {
+	ctx, stop := context.WithTimeoutCause(ctx, s.limits.ImportTime, errStalled)
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watched{ctx: ctx, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
+		defer stop()
 		tick := time.NewTicker(s.limits.Stall)
 		defer tick.Stop()
 		for last := int64(0); ; {

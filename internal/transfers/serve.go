@@ -51,7 +51,7 @@ func (s *Service) Download(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, http.StatusTooManyRequests, TooManyDownloads.New("Too many downloads are running."))
 		return
 	}
-	defer s.streams.remove(found.id, d)
+	defer d.leave()
 	// Again, now that a revocation would find the stream.
 	if found, err = s.lookUp(r.Context(), r.URL.Path); err != nil {
 		s.unavailable(w, r, err)
@@ -104,12 +104,12 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request, found row, d *st
 	}
 	m := &meter{ResponseWriter: w, stream: d, stall: s.limits.Stall, size: *found.Size}
 	http.ServeContent(m, r, "", time.Time{}, f)
-	d.end()
 	if m.unsatisfiable {
 		h.Del("Content-Disposition")
 		s.refuse(w, r, http.StatusRequestedRangeNotSatisfiable, RangeInvalid.New("The file does not have these bytes."))
-		return
 	}
+	d.end()
+	d.leave()
 	if r.Method == http.MethodHead || m.status/100 != 2 {
 		return
 	}

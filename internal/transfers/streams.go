@@ -28,6 +28,7 @@ func (t *streams) add(id int64, rc *http.ResponseController) *stream {
 		return nil
 	}
 	d := &stream{rc: rc}
+	d.leave = sync.OnceFunc(func() { t.remove(id, d) })
 	if t.of[id] == nil {
 		t.of[id] = map[*stream]bool{}
 	}
@@ -67,6 +68,8 @@ func (t *streams) cutAll() {
 // stream is one download. Its handler may be blocked in a write to a receiver
 // that does not read, so it is ended by a deadline in the past.
 type stream struct {
+	leave func() // makes room for another download
+
 	mu    sync.Mutex
 	rc    *http.ResponseController
 	isCut bool

@@ -177,7 +177,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	dial := o.Safedial
-	dial.Timeout, dial.MaxBytes, dial.MaxRedirects = s.limits.ImportTime, s.limits.FileBytes, maxRedirects
+	dial.Timeout, dial.MaxBytes, dial.MaxRedirects = s.limits.ImportTime+s.limits.Stall, s.limits.FileBytes, maxRedirects
 	s.dialer = safedial.New(dial)
 	s.client = s.dialer.Client()
 	var err error
