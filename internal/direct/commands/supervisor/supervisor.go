@@ -39,6 +39,10 @@ const (
 	noticeFD = 4
 )
 
+// patience is how many seconds a final status is tried to be written, as on a
+// disk that is full. After that the command counts as interrupted.
+const patience = 60
+
 // farewell is how long a supervisor that is done waits for its last answers to
 // be taken.
 const farewell = 500 * time.Millisecond
@@ -194,6 +198,13 @@ func (s *supervisor) finish(final record.Status) error {
 	final.Output, _ = s.log.End()
 	_ = s.log.Close() // what it could not write is missing, and nothing else can be done about it
 	err := s.dir.SetStatus(final)
+	for range patience {
+		if err == nil {
+			break
+		}
+		time.Sleep(time.Second)
+		err = s.dir.SetStatus(final)
+	}
 	if err == nil {
 		s.dir.Ended(s.spec)
 	}
