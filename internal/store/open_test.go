@@ -163,6 +163,25 @@ func TestPragmasOfEveryConnection(t *testing.T) {
 	}
 }
 
+// A store that was closed is one file: whoever copies gateway.db of a gateway
+// that was stopped has everything.
+func TestCloseLeavesOneFile(t *testing.T) {
+	dir := t.TempDir() + "/state"
+	s := open(t, dir)
+	if err := Exec(context.Background(), s, insert(1)); err != nil {
+		t.Fatal(err)
+	}
+	stored(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{FileName + "-wal", FileName + "-shm"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v, %v", name, info, err)
+		}
+	}
+}
+
 func TestPing(t *testing.T) {
 	s := open(t, "")
 	if err := s.Ping(context.Background()); err != nil {

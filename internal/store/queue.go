@@ -176,7 +176,7 @@ func (q *queue) close() {
 
 func (q *queue) loop() {
 	defer close(q.done)
-	defer q.session.conn.Close()
+	defer q.session.close()
 	idle := time.NewTimer(idleBeforeTruncate)
 	defer idle.Stop()
 	shrinkAt := q.walHigh

@@ -51,6 +51,18 @@ func (s *session) give(query string, stmt *sql.Stmt, err error) {
 	s.idle[query] = stmt
 }
 
+// close ends the statements with the connection: SQLite keeps a connection open
+// in secret while it has any, and then neither the log is moved into the database
+// nor are the files let go.
+func (s *session) close() error {
+	var errs []error
+	for _, stmt := range s.idle {
+		errs = append(errs, stmt.Close())
+	}
+	clear(s.idle)
+	return errors.Join(append(errs, s.conn.Close())...)
+}
+
 // keepable reports whether a statement may run again without being prepared
 // again. SQLite carries out many pragmas while it prepares them.
 func keepable(query string) bool {
@@ -160,20 +172,27 @@ func (p *readPool) end(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil || p.closed {
-		s.conn.Close()
+		s.close()
 		return
 	}
 	p.idle = append(p.idle, s)
 }
 
-// close closes what is not lent; a session that is, closes when it comes back.
-func (p *readPool) close() error {
+// shrink closes what is not lent.
+func (p *readPool) shrink() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
 	for _, s := range p.idle {
-		s.conn.Close()
+		s.close()
 	}
 	p.idle = nil
+}
+
+// close is shrink for good: a session that is lent closes when it comes back.
+func (p *readPool) close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.shrink()
 	return p.db.Close()
 }
