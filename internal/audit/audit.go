@@ -1,8 +1,9 @@
 // Package audit owns the record of what was done, by which client.
 //
 // It promises that an entry written with [Record] is committed with the effect
-// it describes or not at all, and that entries carry ids, numbers and paths,
-// never message text, command text or secrets. It leaves to its callers what is
+// it describes or not at all, that one made with [Begin] is committed before its
+// effect, and that entries carry ids, numbers and paths, never message text,
+// command text or secrets. It leaves to its callers what is
 // worth an entry (docs/architecture.md lists the actions) and to the gateway
 // the calls of [Sweep].
 package audit
@@ -36,20 +37,26 @@ type Entry struct {
 // given as alternating names and values; only ids, numbers, booleans and paths
 // belong in it.
 func Record(tx *store.Tx, who principal.Principal, action, subject, outcome string, detail ...any) error {
+	raw, err := encode(detail)
+	if err != nil {
+		return fmt.Errorf("audit detail of %s: %w", action, err)
+	}
+	_, err = tx.Exec(`INSERT INTO audit_log (at, owner, client_id, action, subject, outcome, detail) VALUES (?, ?, ?, ?, ?, ?, ?)`,
+		tx.Now().UnixMilli(), who.Owner, who.ClientID, action, subject, outcome, raw)
+	if err != nil {
+		return fmt.Errorf("writing the audit log: %w", err)
+	}
+	return nil
+}
+
+// encode makes a JSON object of alternating names and values.
+func encode(detail []any) (string, error) {
 	d := map[string]any{}
 	for i := 0; i+1 < len(detail); i += 2 {
 		d[fmt.Sprint(detail[i])] = detail[i+1]
 	}
 	raw, err := json.Marshal(d)
-	if err != nil {
-		return fmt.Errorf("audit detail of %s: %w", action, err)
-	}
-	_, err = tx.Exec(`INSERT INTO audit_log (at, owner, client_id, action, subject, outcome, detail) VALUES (?, ?, ?, ?, ?, ?, ?)`,
-		tx.Now().UnixMilli(), who.Owner, who.ClientID, action, subject, outcome, string(raw))
-	if err != nil {
-		return fmt.Errorf("writing the audit log: %w", err)
-	}
-	return nil
+	return string(raw), err
 }
 
 // Last returns the newest entries, newest first, at most limit.
