@@ -70,6 +70,7 @@ func (r *reading) check(c *Config) {
 		r.bad("upstreamUrl", "%v", err)
 	}
 	r.direct("direct", &c.Direct, func(string) error { return nil }) // complete has checked the path
+	r.limits(&c.Commands, &c.Transfers)
 	r.hosts(c.Hosts)
 	r.wakeTargets(c.PeerWakeTargets)
 }
@@ -208,6 +209,37 @@ func remotePath(s string) error {
 		return errors.New("must be an absolute path on that machine, without ~ and without . or .. in it, such as /home/you/project")
 	}
 	return nil
+}
+
+func (r *reading) limits(c *Commands, t *Transfers) {
+	for i, dir := range filepath.SplitList(c.Path) {
+		if !filepath.IsAbs(dir) {
+			r.bad("commands.path", "must be absolute directories with a colon between them; number %d is not absolute", i+1)
+		}
+	}
+	each(r, "commands.passEnvironment", c.PassEnvironment, func(s string) error {
+		if !envName.MatchString(s) {
+			return errors.New("must be the name of an environment variable, letters, digits and _")
+		}
+		return nil
+	})
+	if len(c.PassEnvironment) > 128 {
+		r.bad("commands.passEnvironment", "must have at most 128 entries")
+	}
+	r.whole("commands.runningPerOwner", c.RunningPerOwner, 1, 1000)
+	r.whole("commands.runningPerHost", c.RunningPerHost, 1, 1000)
+	r.whole("commands.outputBytes", c.OutputBytes, 64<<10, 1<<30)
+	r.whole("commands.storedBytes", c.StoredBytes, 1<<20, 1<<40)
+	r.whole("commands.keepDays", c.KeepDays, 1, 3650)
+	r.whole("transfers.maxFileBytes", t.MaxFileBytes, 1, 1<<40)
+	r.whole("transfers.spoolBytes", t.SpoolBytes, 1, 1<<44)
+	r.whole("transfers.perOwner", t.PerOwner, 1, 10_000)
+	if t.linkLife = r.span("transfers.linkLife", t.LinkLife); t.linkLife > 7*24*time.Hour {
+		r.bad("transfers.linkLife", "must be at most 7d: whoever has a link can download the file")
+	}
+	if t.SpoolBytes < t.MaxFileBytes {
+		r.bad("transfers.spoolBytes", "must not be smaller than transfers.maxFileBytes, which is %d", t.MaxFileBytes)
+	}
 }
 
 func (r *reading) direct(key string, d *Direct, pathRule func(string) error) {

@@ -67,16 +67,21 @@ type Config struct {
 	UpstreamURL string `json:"upstreamUrl,omitempty"`
 	// The Paseo command. Not needed any more: the gateway speaks to the daemon itself.
 	PaseoCommand string `json:"paseoCommand,omitempty"`
-	// The directories of this machine in which agents may be given work.
+	// The directories of this machine in which projects may lie, and agents may be given work.
 	AllowedRoots []string `json:"allowedRoots"`
 	// The projects of this machine whose files and commands clients may use.
 	Direct Direct `json:"direct"`
+	// How commands run in the projects of this machine.
+	Commands Commands `json:"commands"`
+	// How whole files move between projects and clients.
+	Transfers Transfers `json:"transfers"`
 	// Further machines, reached over SSH.
 	Hosts []Host `json:"hosts"`
 	// Webhooks that wake a peer when it has mail.
 	PeerWakeTargets []WakeTarget `json:"peerWakeTargets"`
 
 	proxies []netip.Prefix
+	file    string
 }
 
 // OAuth is the "oauth" key.
@@ -189,6 +194,41 @@ func (p *Project) setDefaults() {
 	*p = Project{Read: true, CommandMode: "disabled", Commands: []Command{}}
 }
 
+// Commands is the "commands" key.
+type Commands struct {
+	// The PATH of commands. Without it, the one that your login shell has.
+	Path string `json:"path,omitempty"`
+	// Names of the gateway's environment variables that commands get besides those every program needs (HOME, LANG and the like). Anything else may be a secret of the gateway and is kept from them.
+	PassEnvironment []string `json:"passEnvironment" jsonschema:"maxItems=128"`
+	// How many commands an owner may have running at once.
+	RunningPerOwner int `json:"runningPerOwner" jsonschema:"minimum=1,maximum=1000,default=16"`
+	// How many commands may run at once, of all owners.
+	RunningPerHost int `json:"runningPerHost" jsonschema:"minimum=1,maximum=1000,default=32"`
+	// How many bytes of one command's output are kept: of a longer one the beginning and the end.
+	OutputBytes int `json:"outputBytes" jsonschema:"minimum=65536,maximum=1073741824,default=16777216"`
+	// How many bytes of output are kept of all commands that have ended; the oldest goes first.
+	StoredBytes int `json:"storedBytes" jsonschema:"minimum=1048576,maximum=1099511627776,default=2147483648"`
+	// After how many days the output of a command is removed. That it ran, and how it ended, stays.
+	KeepDays int `json:"keepDays" jsonschema:"minimum=1,maximum=3650,default=30"`
+}
+
+// Transfers is the "transfers" key.
+type Transfers struct {
+	// How many bytes a file may have that is exported or imported.
+	MaxFileBytes int `json:"maxFileBytes" jsonschema:"minimum=1,maximum=1099511627776,default=1073741824"`
+	// How many bytes of files may wait in the state directory, with a link or on their way into a project.
+	SpoolBytes int `json:"spoolBytes" jsonschema:"minimum=1,maximum=17592186044416,default=8589934592"`
+	// How many transfers of an owner may be under way or have a link that works.
+	PerOwner int `json:"perOwner" jsonschema:"minimum=1,maximum=10000,default=64"`
+	// How long a download link works: a number and s, m, h or d.
+	LinkLife string `json:"linkLife" jsonschema:"pattern=^[1-9][0-9]{0\\,5}[smhd]$,default=10m"`
+
+	linkLife time.Duration
+}
+
+// Link is LinkLife, parsed.
+func (t Transfers) Link() time.Duration { return t.linkLife }
+
 // Command is one registered command of a project.
 type Command struct {
 	// The name that clients use for it.
@@ -246,6 +286,10 @@ func (c *Config) MCPURL() string { return c.PublicBaseURL + "/mcp" }
 func (c *Config) Loopback() bool {
 	return c.PublicBaseURL == "http://127.0.0.1:"+strconv.Itoa(c.Port) || c.PublicBaseURL == "http://localhost:"+strconv.Itoa(c.Port)
 }
+
+// File is the absolute path of the file that the config was loaded from; "" when
+// there was none.
+func (c *Config) File() string { return c.file }
 
 // Proxies is TrustedProxies, parsed. The caller must not change it.
 func (c *Config) Proxies() []netip.Prefix { return c.proxies }

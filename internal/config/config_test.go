@@ -206,7 +206,7 @@ func TestSeedConfig(t *testing.T) {
 			t.Errorf("the warning %+v has no line or no text", w)
 		}
 	}
-	want := []string{"upstreamUrl", "paseoCommand", "allowedRoots", "hosts", "hosts[].nodeCommand", "direct"}
+	want := []string{"upstreamUrl", "paseoCommand", "hosts", "hosts[].nodeCommand", "direct.projects[0].path"}
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -287,6 +287,12 @@ func TestProblems(t *testing.T) {
 		{"projects", `{"direct": {"projects": [{"id": "a", "path": "/a", "commandMode": "all"}, {"id": "a", "path": "a", "commands": [{"name": "-", "argv": []}, {"name": "t", "argv": ["-x"]}]}]}}`, []string{
 			"direct.projects[1].path: must be an absolute path", "direct.projects[0].commandMode: must be one of disabled, registered, full", "direct.projects[1].id: is there twice",
 			"direct.projects[1].commands[0].name: must be", "direct.projects[1].commands[0].argv: must have 1 to 64", "direct.projects[1].commands[1].argv: must begin with the program"}},
+		{"commands", `{"commands": {"path": "/bin:bin", "passEnvironment": ["A B"], "runningPerOwner": 0, "runningPerHost": 0, "outputBytes": 1, "storedBytes": 1, "keepDays": 0}}`, []string{
+			"commands.path: must be absolute", "commands.passEnvironment[0]: must be the name", "commands.runningPerOwner: must be from", "commands.runningPerHost: must be from",
+			"commands.outputBytes: must be from", "commands.storedBytes: must be from", "commands.keepDays: must be from"}},
+		{"transfers", `{"transfers": {"maxFileBytes": 0, "spoolBytes": 9, "perOwner": 0, "linkLife": "8d"}}`, []string{
+			"transfers.maxFileBytes: must be from", "transfers.perOwner: must be from", "transfers.linkLife: must be at most 7d"}},
+		{"a small spool", `{"transfers": {"spoolBytes": 9}}`, []string{"transfers.spoolBytes: must not be smaller than transfers.maxFileBytes"}},
 		{"wake targets", `{"peerWakeTargets": [{"owner": "me", "peerId": "", "generation": 0, "routineId": " ", "credentialFile": "Bearer hunter2"}, {"owner": "local-owner:x", "peerId": "p", "generation": 1, "routineId": "r", "credentialFile": "env:1", "scheme": "basic"}]}`, []string{
 			"peerWakeTargets[0].owner: must be", "peerWakeTargets[0].peerId: must be", "peerWakeTargets[0].generation: must be", "peerWakeTargets[0].routineId: must be",
 			"peerWakeTargets[0].credentialFile: must be the absolute path", "peerWakeTargets[1].credentialFile: must name an environment variable", "peerWakeTargets[1].scheme: must be one of"}},
@@ -332,8 +338,8 @@ func keys(want []string) int {
 }
 
 func TestLoopbackModeIsWarnedOf(t *testing.T) {
-	_, warnings, err := Parse("c.json", []byte(`{"safedial": {"allowLoopback": true}, "tools": {"direct": false}}`), home)
-	if err != nil || len(warnings) != 2 || warnings[0].Key != "tools.direct" || warnings[1].Key != "safedial.allowLoopback" {
+	_, warnings, err := Parse("c.json", []byte(`{"safedial": {"allowLoopback": true}, "tools": {"agents": false}}`), home)
+	if err != nil || len(warnings) != 2 || warnings[0].Key != "tools.agents" || warnings[1].Key != "safedial.allowLoopback" {
 		t.Errorf("got %v, %v", warnings, err)
 	}
 }

@@ -63,7 +63,14 @@ func Load(path string, getenv func(string) string) (*Config, []Remark, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the config: %w", err)
 	}
-	return Parse(path, raw, getenv)
+	c, warnings, err := Parse(path, raw, getenv)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.file, err = filepath.Abs(path); err != nil {
+		return nil, nil, fmt.Errorf("finding the config: %w", err)
+	}
+	return c, warnings, nil
 }
 
 // Parse is [Load] for a file already read; file is its name in errors.
@@ -108,6 +115,8 @@ func blank() *Config {
 		Log:             Log{Level: "info"},
 		AllowedRoots:    []string{},
 		Direct:          Direct{Projects: []Project{}},
+		Commands:        Commands{PassEnvironment: []string{}, RunningPerOwner: 16, RunningPerHost: 32, OutputBytes: 16 << 20, StoredBytes: 2 << 30, KeepDays: 30},
+		Transfers:       Transfers{MaxFileBytes: 1 << 30, SpoolBytes: 8 << 30, PerOwner: 64, LinkLife: "10m"},
 		Hosts:           []Host{},
 		PeerWakeTargets: []WakeTarget{},
 	}
@@ -146,11 +155,8 @@ func (r *reading) line(key string) int {
 var unused = []struct{ key, why string }{
 	{"upstreamUrl", "is not used by this version, which does not dispatch agents yet"},
 	{"paseoCommand", "is not used: the gateway needs no Paseo command, the key can be removed"},
-	{"allowedRoots", "is not used by this version, which does not dispatch agents yet"},
-	{"direct", "is not used by this version, which does not serve files and commands yet"},
 	{"hosts", "is not used by this version, which does not reach other machines yet"},
 	{"hosts[].nodeCommand", "is not used: nothing runs under Node on that machine, the key can be removed"},
-	{"tools.direct", "is not used by this version, which has no such tools yet"},
 	{"tools.agents", "is not used by this version, which has no such tools yet"},
 	{"tools.devices", "is not used by this version, which has no such tools yet"},
 }
@@ -169,12 +175,17 @@ func (r *reading) warnings(c *Config) []Remark {
 	}
 	out := []Remark{}
 	empty := map[string]bool{ // an empty list asks for nothing
-		"allowedRoots": len(c.AllowedRoots) == 0, "direct": len(c.Direct.Projects) == 0,
 		"hosts": len(c.Hosts) == 0,
 	}
 	for _, u := range unused {
 		if line, ok := first[u.key]; ok && !empty[u.key] {
 			out = append(out, Remark{u.key, line, u.why})
+		}
+	}
+	for i, p := range c.Direct.Projects {
+		if !slices.ContainsFunc(c.AllowedRoots, func(root string) bool { return p.Path == root || root == "/" || strings.HasPrefix(p.Path, root+"/") }) {
+			key := fmt.Sprintf("direct.projects[%d].path", i)
+			out = append(out, Remark{key, r.line(key), "does not lie in a directory of allowedRoots, so nothing can be done in this project unless a link leads there: add the directory that holds it to allowedRoots"})
 		}
 	}
 	if c.Safedial.AllowLoopback {
