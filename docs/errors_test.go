@@ -5,17 +5,23 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"agentrelay/internal/admin"
+	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/commands"
+	"agentrelay/internal/direct/files"
+	hosttransfers "agentrelay/internal/direct/transfers"
 	"agentrelay/internal/events"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/gateway"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
+	"agentrelay/internal/transfers"
 )
 
 var update = flag.Bool("update", false, "write the generated pages anew")
@@ -27,6 +33,9 @@ var families = []struct {
 }{
 	{"Every tool", "In `structuredContent.error` of a tool result, and wherever else a refusal has no family of its own.", fault.Kinds()},
 	{"Mailbox tools", "In `structuredContent.error` of a tool result.", mailbox.Kinds()},
+	{"Direct tools", "In `structuredContent.error` of a tool result.", slices.Concat(direct.Kinds(), files.Kinds())},
+	{"Direct commands", "In `structuredContent.error` of a tool result; from `not_started` on in `error` of a command's receipt, where the call itself has not failed.", commands.Kinds()},
+	{"Direct transfers", "In `structuredContent.error` of a tool result, in `error` of a transfer's receipt, and in `error` of the JSON body of `/files/`.", slices.Concat(hosttransfers.Kinds(), transfers.Kinds())},
 	{"HTTP and MCP", "In `error` of a JSON body, or in `error.data` of a JSON-RPC error.", gateway.Kinds()},
 	{"MCP Events", "In `error.data` of a JSON-RPC error, whose number follows `events.errorCodes`; the last two on standard error of an owner's command.", events.Kinds()},
 	{"OAuth", "In `error` of an OAuth answer, as the RFCs name them, with `error_description`, `hint` and `id` beside it; or on a page for the owner.", oauth.Kinds()},

@@ -1,5 +1,5 @@
 // Package admin is the owner's commands: looking at and changing clients, peers,
-// messages and the owner's password, from the owner's own command line.
+// messages, commands, transfers and the owner's password, from the owner's own command line.
 //
 // It owns the table of these commands and the two ways to run one. While a
 // gateway runs, a command goes to it over a unix socket in the state directory;
@@ -16,10 +16,12 @@ import (
 	"io"
 	"log/slog"
 
+	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/store"
+	"agentrelay/internal/transfers"
 )
 
 // Backend is what the commands act on: the parts of a running gateway, or the
@@ -33,6 +35,11 @@ type Backend struct {
 	Mailbox *mailbox.Service
 	// Events is the subscriptions and deliveries.
 	Events *events.Service
+	// Transfers is the transfers of files.
+	Transfers *transfers.Service
+	// Commands returns the commands of this machine; without a gateway it opens
+	// them when it is first called.
+	Commands func() (*commands.Service, error)
 	// OwnerFile is the config's ownerTokenFile.
 	OwnerFile string
 	// Rand makes passwords and the ids of errors.

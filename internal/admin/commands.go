@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/direct/commands"
+	"agentrelay/internal/direct/commands/record"
 	"agentrelay/internal/events"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/mailbox"
@@ -17,6 +19,7 @@ import (
 	"agentrelay/internal/oauth/owner"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
+	"agentrelay/internal/transfers"
 )
 
 // None is a command's arguments or result when there are none.
@@ -102,6 +105,27 @@ type ResendIn struct {
 // ForgetOut counts the subscriptions that were ended.
 type ForgetOut struct {
 	Subscriptions int `json:"subscriptions"`
+}
+
+// CommandsIn selects commands; see [commands.AllCommandsIn].
+type CommandsIn struct {
+	Owner     string       `json:"owner"`
+	ProjectID string       `json:"projectId"`
+	State     record.State `json:"state"`
+	Limit     *int         `json:"limit,omitempty"`
+	Cursor    *string      `json:"cursor,omitempty"`
+}
+
+// ShowCommandIn names a command, and the page of its output that follows a
+// cursor.
+type ShowCommandIn struct {
+	CommandID string `json:"commandId"`
+	Cursor    *int64 `json:"cursor,omitempty"`
+}
+
+// ByCommand names a command.
+type ByCommand struct {
+	CommandID string `json:"commandId"`
 }
 
 // AuditIn asks for the newest entries of the audit log, 1 to 1000.
@@ -208,6 +232,32 @@ var (
 		return ForgetOut{n}, err
 	}}
 
+	// ListCommands lists a page of the commands of this machine, newest first.
+	ListCommands = Command[CommandsIn, commands.AllCommandsOut]{"commands.list", func(ctx context.Context, b *Backend, in CommandsIn) (commands.AllCommandsOut, error) {
+		c, err := b.Commands()
+		if err != nil {
+			return commands.AllCommandsOut{}, err
+		}
+		return c.AllCommands(ctx, commands.AllCommandsIn(in))
+	}}
+
+	// ShowCommand shows a command with a page of its output.
+	ShowCommand = Command[ShowCommandIn, commands.ShowCommandOut]{"commands.show", func(ctx context.Context, b *Backend, in ShowCommandIn) (commands.ShowCommandOut, error) {
+		c, err := b.Commands()
+		if err != nil {
+			return commands.ShowCommandOut{}, err
+		}
+		return c.ShowCommand(ctx, commands.ShowCommandIn{CommandID: in.CommandID, Cursor: in.Cursor})
+	}}
+
+	// CancelCommand ends a command, as cancel_direct_command does.
+	CancelCommand = Command[ByCommand, commands.CancelDirectCommandOut]{"commands.cancel", cancelCommand}
+
+	// ListTransfers lists a page of transfers, newest first.
+	ListTransfers = Command[transfers.AllTransfersIn, transfers.AllTransfersOut]{"transfers.list", func(ctx context.Context, b *Backend, in transfers.AllTransfersIn) (transfers.AllTransfersOut, error) {
+		return b.Transfers.AllTransfers(ctx, in)
+	}}
+
 	// ResetPassword gives the owner a new password and ends every remembered
 	// session of the consent page.
 	ResetPassword = Command[None, PasswordOut]{"owner.reset-password", resetPassword}
@@ -219,7 +269,8 @@ var table = []interface {
 	serve(context.Context, *Backend, io.Reader) (any, error)
 }{
 	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
-	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets, ResetPassword,
+	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets,
+	ListCommands, ShowCommand, CancelCommand, ListTransfers, ResetPassword,
 }
 
 func (c Command[In, Out]) label() string { return c.name }
@@ -278,6 +329,32 @@ func ownersOf(ctx context.Context, m *mailbox.Service, peerID string) ([]string,
 		}
 		in.Cursor = &page.NextCursor
 	}
+}
+
+// cancelCommand records what it is about to do: a process knows no transaction.
+func cancelCommand(ctx context.Context, b *Backend, in ByCommand) (commands.CancelDirectCommandOut, error) {
+	var none commands.CancelDirectCommandOut
+	c, err := b.Commands()
+	if err != nil {
+		return none, err
+	}
+	shown, err := c.ShowCommand(ctx, commands.ShowCommandIn{CommandID: in.CommandID})
+	if err != nil {
+		return none, err
+	}
+	intent, err := audit.Begin(ctx, b.Store, principal.Owner(shown.Owner), "command.cancel", in.CommandID, "host", shown.HostID)
+	if err != nil {
+		return none, err
+	}
+	out, err := c.StopCommand(ctx, in.CommandID)
+	outcome := audit.OK
+	if err != nil {
+		outcome = fault.From(err).Code
+	}
+	if err := errors.Join(err, intent.End(ctx, outcome, "requested", out.CancelRequested)); err != nil {
+		return none, err
+	}
+	return out, nil
 }
 
 // resetPassword writes the file first: should the transaction fail, the old

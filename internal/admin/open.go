@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"agentrelay/internal/config"
+	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
+	"agentrelay/internal/hosts/local"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/redirect"
 	"agentrelay/internal/store"
+	"agentrelay/internal/transfers"
 	"agentrelay/internal/wake"
 )
 
@@ -35,13 +39,38 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
 	}
-	m := mailbox.New(mailbox.Options{Store: s, Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
+	files, err := transfers.New(ctx, transfers.Options{Store: s, Hosts: noHosts{}, PublicBaseURL: c.PublicBaseURL, Now: now, Rand: rand, Log: log})
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	var opened *commands.Service
+	open := sync.OnceValues(func() (*commands.Service, error) {
+		var err error
+		opened, err = local.OpenCommands(local.Options{Config: c, Now: now, Log: log})
+		return opened, err
+	})
+	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
 	b := &Backend{
-		Store: s, Mailbox: m, Events: e, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
-		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient}},
+		Store: s, Mailbox: m, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
+		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient}},
 	}
 	return b, func() error {
 		m.Close()
-		return s.Close()
+		if opened != nil {
+			opened.Close()
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		return errors.Join(files.Close(ctx), s.Close())
 	}, nil
 }
+
+// closeTimeout bounds the end of transfers, of which none runs here.
+const closeTimeout = 5 * time.Second
+
+// noHosts are the hosts of transfers while no gateway runs: what became of one is
+// asked later.
+type noHosts struct{}
+
+// Host implements [transfers.Hosts].
+func (noHosts) Host(string) (transfers.Host, error) { return nil, errors.New("no gateway runs") }

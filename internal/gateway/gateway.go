@@ -28,6 +28,7 @@ import (
 
 	"agentrelay/internal/config"
 	"agentrelay/internal/events"
+	"agentrelay/internal/hosts/local"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/cimd"
@@ -68,6 +69,7 @@ type Gateway struct {
 	clients   *oauth.Clients
 	mailbox   *mailbox.Service
 	events    *events.Service
+	direct    *workspace
 	outbound  *http.Client // of metadata documents
 	callbacks *http.Client // of events
 	stopping  context.Context
@@ -156,7 +158,12 @@ func (g *Gateway) build(ctx context.Context) error {
 	if err := g.buildEvents(ctx); err != nil {
 		return err
 	}
-	g.mailbox = mailbox.New(mailbox.Options{Store: g.store, Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log})
+	if err := g.buildDirect(ctx); err != nil {
+		return err
+	}
+	g.mailbox = mailbox.New(mailbox.Options{
+		Store: g.store, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
+	})
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
 	if err != nil {
 		return fmt.Errorf("reading the owner's password: %w", err)
@@ -166,7 +173,7 @@ func (g *Gateway) build(ctx context.Context) error {
 		Store: g.store, PublicBaseURL: c.PublicBaseURL, SharedOwner: c.SharedOwner, Redirects: c.OAuth.Redirects,
 		Password:   password,
 		Documents:  cimd.New(cimd.Options{Client: g.outbound, Now: g.now, AllowLoopback: c.Safedial.AllowLoopback}),
-		Ended:      []func(*store.Tx, string) error{g.events.EndClient},
+		Ended:      []func(*store.Tx, string) error{g.events.EndClient, g.direct.transfers.EndClient},
 		ClientAddr: clientAddress,
 		RequestID:  func(r *http.Request) string { return recordOf(r.Context()).id },
 		Now:        g.now, Rand: g.rand, Log: g.log,
@@ -198,6 +205,7 @@ func (g *Gateway) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
+	errs = append(errs, g.direct.close(ctx))
 	g.closeEvents(ctx)
 	if g.oauth != nil {
 		if err := g.oauth.Close(ctx); !errors.Is(err, store.ErrClosed) {

@@ -72,7 +72,7 @@ func corsPolicyOf(path string) corsPolicy {
 	switch {
 	case path == "/mcp", strings.HasPrefix(path, "/mcp/"):
 		return corsListed
-	case strings.HasPrefix(path, "/.well-known/"), path == "/register", path == "/token", path == "/revoke":
+	case strings.HasPrefix(path, "/.well-known/"), strings.HasPrefix(path, "/files/"), path == "/register", path == "/token", path == "/revoke":
 		return corsAny
 	}
 	return corsNone

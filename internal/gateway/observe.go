@@ -154,6 +154,9 @@ func (g *Gateway) logRequest(r *http.Request, rec *record, status int, took time
 	if path == "" || path == "/*" {
 		path = shown(r.URL.Path, 64)
 	}
+	if strings.HasPrefix(path, "/files/") {
+		path = "/files/*"
+	}
 	attrs := append([]slog.Attr{
 		slog.String("id", rec.id),
 		slog.String("http", shown(r.Method, 16)),

@@ -49,6 +49,9 @@ func (g *Gateway) HandlerFor(server *mcp.Server) http.Handler {
 	r.With(limited(tokenLimit)).Post("/token", g.oauth.Token)
 	r.With(limited(tokenLimit)).Post("/revoke", g.oauth.Revoke)
 
+	if g.config.Tools.Direct {
+		r.Get("/files/*", g.download) // the rest is a ticket, which is not for the log
+	}
 	r.Get("/healthz", g.alive)
 	r.Get("/readyz", g.ready)
 	return r

@@ -12,6 +12,7 @@ import (
 
 	"agentrelay/internal/admin"
 	"agentrelay/internal/audit"
+	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/store"
 )
@@ -31,6 +32,8 @@ const (
 	oauthSweep = time.Minute
 	auditSweep = time.Hour
 	eventSweep = time.Hour
+
+	transferSweep = time.Minute
 )
 
 // Run serves until ctx ends, then stops: no new connections, waiting calls
@@ -63,6 +66,7 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	wg.Go(func() { g.sweep(serving, "oauth", oauthSweep, g.oauth.Sweep) })
 	wg.Go(func() { g.sweep(serving, "audit", auditSweep, g.sweepAudit) })
 	wg.Go(func() { g.sweep(serving, "events", eventSweep, g.sweepEvents) })
+	wg.Go(func() { g.sweep(serving, "transfers", transferSweep, g.direct.transfers.Sweep) })
 	ready(g.config.MCPURL())
 	wg.Wait()
 	return errors.Join(<-errs, <-errs)
@@ -85,6 +89,9 @@ func (g *Gateway) serve(ctx context.Context, l net.Listener) error {
 		g.mailbox.Close()
 		bound, cancel := context.WithTimeout(context.Background(), g.drain)
 		defer cancel()
+		if err := g.direct.close(bound); err != nil {
+			g.log.Warn("the Direct workspace was still busy at the end of the stop", "error", err)
+		}
 		if err := s.Shutdown(bound); err != nil {
 			g.log.Warn("calls were still running at the end of the stop and were cut off", "after", g.drain.String())
 			s.Close()
@@ -142,7 +149,8 @@ func (g *Gateway) sweepEvents(ctx context.Context) error {
 // backend is what the owner's commands act on.
 func (g *Gateway) backend() *admin.Backend {
 	return &admin.Backend{
-		Store: g.store, Clients: g.clients, Mailbox: g.mailbox, Events: g.events, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
-		Status: func(ctx context.Context) (any, error) { return g.Status(ctx) },
+		Store: g.store, Clients: g.clients, Mailbox: g.mailbox, Events: g.events, Transfers: g.direct.transfers, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
+		Commands: func() (*commands.Service, error) { return g.direct.local.Commands, nil },
+		Status:   func(ctx context.Context) (any, error) { return g.Status(ctx) },
 	}
 }

@@ -105,6 +105,7 @@ func req(name string, s *schema) field { return field{name, s, true} }
 func opt(name string, s *schema) field { return field{name, s, false} }
 
 func (s *schema) length(least, most int) *schema { s.MinLength, s.MaxLength = least, most; return s }
+func (s *schema) items(least, most int) *schema  { s.MinItems, s.MaxItems = least, most; return s }
 func (s *schema) oneOf(values ...string) *schema { s.Enum = values; return s }
 func (s *schema) standard(v any) *schema         { s.Default = v; return s }
 

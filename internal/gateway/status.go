@@ -30,6 +30,7 @@ type Status struct {
 	Clients     Clients   `json:"clients"`
 	Peers       Peers     `json:"peers"`
 	Events      Events    `json:"events"`
+	Projects    Projects  `json:"projects"`
 	Warnings    []Warning `json:"warnings"`
 }
 
@@ -39,6 +40,12 @@ type Events struct {
 	Targets       int `json:"targets"`       // wake-up targets of the config
 	Waiting       int `json:"waiting"`       // deliveries that are on their way
 	Dead          int `json:"dead"`          // deliveries that nothing tries again
+}
+
+// Projects counts the projects of the Direct workspace.
+type Projects struct {
+	Total       int `json:"total"`
+	Unavailable int `json:"unavailable"` // each has a warning that says why
 }
 
 // Clients counts the OAuth clients.
@@ -74,6 +81,7 @@ func (g *Gateway) Status(ctx context.Context) (Status, error) {
 	}
 	var foreign int
 	err := errors.Join(g.readSchema(ctx, &s), g.countClients(ctx, &s), g.countPeers(ctx, &s, &foreign), g.measureEvents(ctx, &s))
+	g.measureDirect(ctx, &s)
 	if foreign > 0 {
 		s.Warnings = append(s.Warnings, g.foreignWarning(foreign))
 	}

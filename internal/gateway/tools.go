@@ -17,6 +17,7 @@ import (
 	"agentrelay/internal/audit"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/shellquote"
 	"agentrelay/internal/store"
 )
 
@@ -28,8 +29,15 @@ type tool struct {
 	// hosts show to people before a call.
 	readOnly, destructive, idempotent, openWorld bool
 	permission                                   principal.Permission // "" is none
+	orElse                                       principal.Set        // any of these does too
+	meta                                         mcp.Meta
 	in, out                                      *schema
 	call                                         domainCall
+}
+
+// allows reports whether a client with these permissions may call the tool.
+func (t *tool) allows(has principal.Set) bool {
+	return t.permission == "" || has.Has(t.permission) || slices.ContainsFunc(t.orElse, has.Has)
 }
 
 // domainCall decodes arguments that passed the tool's schema and calls a domain.
@@ -58,6 +66,7 @@ func result(properties ...field) *schema {
 // definition is the tool for the SDK.
 func (t *tool) definition() *mcp.Tool {
 	return &mcp.Tool{
+		Meta: t.meta,
 		Name: t.name, Title: t.title, Description: t.description,
 		Annotations: &mcp.ToolAnnotations{
 			Title: t.title, ReadOnlyHint: t.readOnly, DestructiveHint: &t.destructive,
@@ -112,9 +121,9 @@ func (f *frame) run(ctx context.Context, t *tool, who principal.Principal, raw j
 			out, err = nil, panicked(v)
 		}
 	}()
-	if t.permission != "" && !who.Permissions.Has(t.permission) {
+	if !t.allows(who.Permissions) {
 		return nil, fault.NotPermitted.Newf("The owner has not allowed this client %q, which %s needs.", t.permission, t.name).
-			WithHint(fmt.Sprintf("Ask the owner to run: gateway clients allow %s %s", shellWord(who.ClientID), t.permission))
+			WithHint(fmt.Sprintf("Ask the owner to run: gateway clients allow %s %s", shellquote.Word(who.ClientID), t.permission))
 	}
 	if cutCharacter(raw) {
 		return nil, fault.InvalidArguments.New("An argument holds half of a character: an escape of one half of a surrogate pair.").
@@ -125,17 +134,6 @@ func (f *frame) run(ctx context.Context, t *tool, who principal.Principal, raw j
 		return nil, fault.InvalidArguments.New(strings.Join(problems, "; ") + ".")
 	}
 	return t.call(ctx, who, arguments)
-}
-
-// plainWord is what a shell takes as it is.
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/-]+$`)
-
-// shellWord is s as a POSIX shell reads it back.
-func shellWord(s string) string {
-	if plainWord.MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // fail answers a failed call. A refusal stands in the audit log before the client
@@ -184,12 +182,21 @@ func faultOf(err error) *fault.Error {
 	return fault.From(err)
 }
 
+// linked is an answer that points to something beside its object.
+type linked interface {
+	links() []mcp.Content
+}
+
 // answer is a tool's result: the object, and the same as text for clients that
 // read no structured content.
 func answer(out any, failed bool) *mcp.CallToolResult {
 	raw := encode(out)
+	content := []mcp.Content{&mcp.TextContent{Text: string(raw)}}
+	if l, ok := out.(linked); ok {
+		content = append(content, l.links()...)
+	}
 	return &mcp.CallToolResult{
-		Content:           []mcp.Content{&mcp.TextContent{Text: string(raw)}},
+		Content:           content,
 		StructuredContent: json.RawMessage(raw),
 		IsError:           failed,
 	}

@@ -23,7 +23,7 @@ import (
 
 // groups are all tools there are, by the config's names.
 func groups() map[string][]tool {
-	return map[string][]tool{"mailbox": mailboxTools(nil)}
+	return map[string][]tool{"mailbox": mailboxTools(nil), "hosts": hostTools(0, nil), "direct": directTools(&workspace{})}
 }
 
 func TestToolDefinitions(t *testing.T) {
@@ -54,7 +54,7 @@ func TestToolDefinitions(t *testing.T) {
 			}
 			checkSchema(t, def.Name+" in", def.InputSchema, true)
 			checkSchema(t, def.Name+" out", def.OutputSchema, true)
-			if tool.permission == "" {
+			if tool.permission == "" && tool.name != "list_hosts" {
 				t.Errorf("%s needs no permission", def.Name)
 			}
 		}
@@ -135,7 +135,7 @@ func TestTheSurfaceNeverMoves(t *testing.T) {
 	}
 
 	c3 := testConfig(t)
-	c3.Tools.Mailbox = false
+	c3.Tools.Mailbox, c3.Tools.Direct = false, false
 	off := start(t, c3)
 	if body := list(off, false); !strings.Contains(body, `"tools":[]`) {
 		t.Errorf("a group that is off: %s", body)
@@ -260,7 +260,7 @@ func TestMailboxWithTheGoClient(t *testing.T) {
 			}
 			defer session.Close()
 			tools, err := session.ListTools(t.Context(), nil)
-			if err != nil || len(tools.Tools) != 7 {
+			if err != nil || len(tools.Tools) != 7+1+13 {
 				t.Fatalf("%v, %v", tools, err)
 			}
 			res, err := session.CallTool(t.Context(), &mcp.CallToolParams{Name: "register_peer", Arguments: map[string]any{"peerId": "chat-" + name, "kind": "chat"}})

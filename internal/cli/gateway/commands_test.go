@@ -301,7 +301,7 @@ func TestConfigCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(`{"publicBaseUrl": "https://gateway.example.com", "stateDir": "~/state", "hosts": [], "allowedRoots": ["/srv"], "safedial": {"allowLoopback": true}}`)
+	write(`{"publicBaseUrl": "https://gateway.example.com", "stateDir": "~/state", "hosts": [], "upstreamUrl": "http://127.0.0.1:6767", "safedial": {"allowLoopback": true}}`)
 	r := h.run("config", "check", "--config", path)
 	if r.code != ExitOK {
 		t.Errorf("got %+v", r)
@@ -365,7 +365,7 @@ func TestExitCodes(t *testing.T) {
 		{"serv", ExitUsage, `did you mean "gateway serve"?`},
 		{"clients lsit", ExitUsage, `did you mean "gateway clients list"?`},
 		{"config chekc --config x", ExitUsage, `did you mean "gateway config check"?`},
-		{"frobnicate --now", ExitUsage, "the commands are clients, config,"},
+		{"frobnicate --now", ExitUsage, "the commands are clients, commands, config,"},
 		{"status --verbose", ExitUsage, "unknown flag: --verbose"},
 		{"status --audit many", ExitUsage, "invalid argument"},
 		{"status --audit 1001", ExitUsage, "--audit must be from 0 to 1000"},
@@ -400,7 +400,7 @@ func TestExitCodes(t *testing.T) {
 // Every command explains itself, and every command that answers a program's
 // question takes --json.
 func TestHelp(t *testing.T) {
-	noJSON := []string{"gateway serve"}
+	noJSON := []string{"gateway serve", "gateway supervise"} // their answer is what they do
 	root := (&app{Env: Env{}}).root()
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {

@@ -96,8 +96,8 @@ type app struct {
 
 func (a *app) root() *cobra.Command {
 	root := a.group("gateway", "Run and look after your Agent Relay gateway",
-		`One OAuth-protected MCP endpoint for your own AI clients, which find each other and
-exchange messages through it.
+		`One OAuth-protected MCP endpoint for your own AI clients, which find each other, exchange
+messages and work in your projects through it.
 
 The config lies at $XDG_CONFIG_HOME/agent-relay/config.json, else at
 ~/.config/agent-relay/config.json. Exit codes: 0 done, 1 failed, 2 bad usage, 78 bad
@@ -113,6 +113,8 @@ config or another thing that stays wrong until you change it.`,
 		a.peersCommand(),
 		a.messagesCommand(),
 		a.eventsCommand(),
+		a.commandsCommand(),
+		a.transfersCommand(),
 		a.configCommand(),
 		a.ownerCommand(),
 		a.superviseCommand(),

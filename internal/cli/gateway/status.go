@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -199,7 +200,18 @@ func runningLines(s *gateway.Status) [][2]string {
 		{"Peers", peers},
 		{"Mail", plural(s.Peers.Unprocessed, "message") + " not processed yet"},
 		{"Events", eventsLine(s.Events)},
+		{"Projects", projectsLine(s.Projects)},
 	}
+}
+
+func projectsLine(p gateway.Projects) string {
+	switch {
+	case p.Total == 0:
+		return "none: clients can work on files once direct.projects of the config names some"
+	case p.Unavailable > 0:
+		return fmt.Sprintf("%d, of which %d can't be used", p.Total, p.Unavailable)
+	}
+	return strconv.Itoa(p.Total)
 }
 
 func eventsLine(e gateway.Events) string {

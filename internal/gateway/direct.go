@@ -1,0 +1,196 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"agentrelay/internal/audit"
+	"agentrelay/internal/direct"
+	"agentrelay/internal/hosts/local"
+	"agentrelay/internal/mailbox"
+	"agentrelay/internal/principal"
+	"agentrelay/internal/safedial"
+	"agentrelay/internal/store"
+	"agentrelay/internal/transfers"
+)
+
+// workspace is the Direct workspace as the tools use it.
+type workspace struct {
+	store     *store.Store
+	local     *local.Host
+	transfers *transfers.Service
+	now       func() time.Time
+}
+
+// buildDirect opens the workspace, also when its tools are switched off: what a
+// crash has left is settled, and the owner's commands work.
+func (g *Gateway) buildDirect(ctx context.Context) error {
+	c := g.config
+	host, err := local.Open(local.Options{Config: c, Now: g.now, Log: g.log})
+	if err != nil {
+		return fmt.Errorf("opening the Direct workspace: %w", err)
+	}
+	g.direct = &workspace{store: g.store, local: host, now: g.now}
+	g.direct.transfers, err = transfers.New(ctx, transfers.Options{
+		Store: g.store, Hosts: g.direct, PublicBaseURL: c.PublicBaseURL, Refuse: refuse,
+		Limits: transfers.Limits{
+			FileBytes: int64(c.Transfers.MaxFileBytes), SpoolBytes: int64(c.Transfers.SpoolBytes), PerOwner: c.Transfers.PerOwner, TicketLife: c.Transfers.Link(),
+		},
+		Safedial: safedial.Options{AllowLoopback: c.Safedial.AllowLoopback},
+		Now:      g.now, Rand: g.rand, Log: g.log,
+	})
+	return err
+}
+
+// close ends waits, downloads and transfers within ctx. Commands go on. It may
+// be called twice.
+func (w *workspace) close(ctx context.Context) error {
+	if w == nil {
+		return nil
+	}
+	var err error
+	if w.transfers != nil {
+		err = w.transfers.Close(ctx)
+	}
+	w.local.Close()
+	return err
+}
+
+// resolve returns the canonical id of a host that a caller names.
+func resolve(hostID *string) (string, error) {
+	if hostID == nil || slices.Contains([]string{local.ID(), "local", "mac"}, *hostID) {
+		return local.ID(), nil
+	}
+	return "", mailbox.UnknownHost.Newf("hostId names no host of this gateway. It has: %s.", local.ID())
+}
+
+// Host implements [transfers.Hosts].
+func (w *workspace) Host(id string) (transfers.Host, error) {
+	if _, err := resolve(&id); err != nil {
+		return nil, err
+	}
+	return w.local.Placements, nil
+}
+
+// method is what a domain does for a tool.
+type method[In, Out any] func(context.Context, principal.Principal, In) (Out, error)
+
+// alike is a method that does the same for every caller.
+func alike[In, Out any](do func(context.Context, In) (Out, error)) method[In, Out] {
+	return func(ctx context.Context, _ principal.Principal, in In) (Out, error) { return do(ctx, in) }
+}
+
+// onHost is [calls] for a tool that works on the host that the caller names.
+func onHost[In, Out any](do method[In, Out]) domainCall {
+	return func(ctx context.Context, who principal.Principal, arguments json.RawMessage) (any, error) {
+		var at struct {
+			HostID *string `json:"hostId"`
+		}
+		if err := json.Unmarshal(arguments, &at); err != nil {
+			return nil, fmt.Errorf("arguments that passed the schema do not decode: %w", err)
+		}
+		if _, err := resolve(at.HostID); err != nil {
+			return nil, err
+		}
+		return calls(do)(ctx, who, arguments)
+	}
+}
+
+// deed is an entry of the audit log to be.
+type deed struct {
+	action, subject, projectID string
+}
+
+func (d deed) detail(ctx context.Context, more ...any) []any {
+	detail := []any{"host", local.ID(), "id", recordOf(ctx).id}
+	if d.projectID != "" {
+		detail = append(detail, "project", d.projectID)
+	}
+	return append(detail, more...)
+}
+
+// recordedRead is a method that shows what is in files. That it did is on record
+// before it is answered.
+func recordedRead[In, Out any](w *workspace, do method[In, Out], what func(In) deed) method[In, Out] {
+	return func(ctx context.Context, who principal.Principal, in In) (out Out, err error) {
+		var none Out
+		if out, err = do(ctx, who, in); err != nil {
+			return none, err
+		}
+		d := what(in)
+		err = store.Exec(ctx, w.store, func(tx *store.Tx) error {
+			return audit.Record(tx, who, d.action, d.subject, audit.OK, d.detail(ctx)...)
+		})
+		if err != nil {
+			return none, fmt.Errorf("recording what was read: %w", err)
+		}
+		return out, nil
+	}
+}
+
+// recordedChange is a method that changes what no transaction of the store can
+// hold. That it is about to is on record before it does, and how it ended before
+// it is answered.
+func recordedChange[In, Out any](w *workspace, do method[In, Out], what func(In) deed, result func(Out) []any) method[In, Out] {
+	return func(ctx context.Context, who principal.Principal, in In) (out Out, err error) {
+		var none Out
+		d := what(in)
+		intent, err := audit.Begin(ctx, w.store, who, d.action, d.subject, d.detail(ctx)...)
+		if err != nil {
+			return none, err
+		}
+		out, err = do(ctx, who, in)
+		outcome, detail := audit.OK, []any(nil)
+		if err != nil {
+			outcome = faultOf(err).Code
+		} else {
+			detail = result(out)
+		}
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
+		defer cancel()
+		if err := errors.Join(err, intent.End(end, outcome, detail...)); err != nil {
+			return none, err
+		}
+		return out, nil
+	}
+}
+
+// download serves a file to whoever has its link.
+func (g *Gateway) download(w http.ResponseWriter, r *http.Request) {
+	// A long download outlives the time that a request's body has to arrive.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	g.direct.transfers.Download(w, r)
+}
+
+// statusBudget is how long the status waits for the projects' directories, which
+// can lie on a file system that does not answer.
+const statusBudget = 2 * time.Second
+
+// measureDirect counts the projects and warns of those that can't be used.
+func (g *Gateway) measureDirect(ctx context.Context, s *Status) {
+	listed := make(chan direct.ListDirectProjectsOut, 1)
+	go func() {
+		out, err := g.direct.local.ListDirectProjects(ctx, direct.ListDirectProjectsIn{})
+		if err == nil {
+			listed <- out
+		}
+	}()
+	s.Projects.Total = len(g.config.Direct.Projects)
+	select {
+	case <-time.After(statusBudget):
+		s.Warnings = append(s.Warnings, Warning{"projects_slow", "The directories of the Direct projects do not answer: one may lie on a disk or a mount that hangs."})
+	case <-ctx.Done():
+	case out := <-listed:
+		for _, p := range out.Projects {
+			if p.Unavailable != "" {
+				s.Projects.Unavailable++
+				s.Warnings = append(s.Warnings, Warning{"project_unavailable", fmt.Sprintf("The project %q can't be used: %s", p.ProjectID, p.Unavailable)})
+			}
+		}
+	}
+}
