@@ -7,6 +7,7 @@ import (
 
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/shellquote"
 )
 
 // The refusals of this package. Malformed parameters are refused with
@@ -90,7 +91,7 @@ func invalid(path, rule string) error {
 
 func forbidden(who principal.Principal, p principal.Permission) error {
 	return refuse(fault.NotPermitted.Newf("This client is not allowed %s, which this event needs.", p).
-		WithHint(fmt.Sprintf("The owner can allow it: gateway clients allow %s %s", who.ClientID, p)))
+		WithHint(fmt.Sprintf("The owner can allow it: gateway clients allow %s %s", shellquote.Word(who.ClientID), p)))
 }
 
 func callbackFailed(reason string) error {

@@ -15,6 +15,7 @@ import (
 
 	"agentrelay/internal/config"
 	"agentrelay/internal/oauth/owner"
+	"agentrelay/internal/shellquote"
 	"agentrelay/internal/store"
 )
 
@@ -265,7 +266,7 @@ func refuseExisting(path string, text []byte, c *config.Config, unfinished bool)
 	case unfinished && string(have) == string(text): // written by the set-up that did not end
 		return nil
 	default:
-		return failed(fmt.Sprintf(`edit that file, or choose another with --config. A new password: "gateway owner reset-password --config %s"`, shellWord(path)), "there is a config already at %s, and nothing is overwritten", path)
+		return failed(fmt.Sprintf(`edit that file, or choose another with --config. A new password: "gateway owner reset-password --config %s"`, shellquote.Word(path)), "there is a config already at %s, and nothing is overwritten", path)
 	}
 	if unfinished {
 		return nil

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"unicode"
+
+	"agentrelay/internal/shellquote"
 )
 
 // printSetup says what init made and what to do next. toStart adds how to start
@@ -89,16 +91,5 @@ func (a *app) configFlag() string {
 	if a.configPath == "" {
 		return ""
 	}
-	return " --config " + shellWord(a.configPath)
-}
-
-// shellWord is s as a POSIX shell reads it back.
-func shellWord(s string) string {
-	plain := func(r rune) bool {
-		return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("/._-+:,@%", r)
-	}
-	if s != "" && strings.TrimFunc(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return " --config " + shellquote.Word(a.configPath)
 }

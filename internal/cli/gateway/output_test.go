@@ -114,18 +114,3 @@ func TestParseBefore(t *testing.T) {
 		}
 	}
 }
-
-func TestShellWord(t *testing.T) {
-	for in, want := range map[string]string{
-		"/etc/relay.json":     "/etc/relay.json",
-		"/My Files/relay":     "'/My Files/relay'",
-		"it's":                `'it'\''s'`,
-		"a$(rm -rf x)b":       "'a$(rm -rf x)b'",
-		"":                    "''",
-		"/home/jürgen/c.json": "/home/jürgen/c.json",
-	} {
-		if got := shellWord(in); got != want {
-			t.Errorf("shellWord(%q) = %s, want %s", in, got, want)
-		}
-	}
-}
