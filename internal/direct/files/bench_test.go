@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,9 @@ import (
 
 // goTree is the Go source tree as a project.
 func goTree(t testing.TB) *bench {
-	src, err := filepath.EvalSymlinks(filepath.Join(runtime.GOROOT(), "src"))
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	check(t, err)
+	src, err := filepath.EvalSymlinks(filepath.Join(strings.TrimSpace(string(goroot)), "src"))
 	check(t, err)
 	base, err := filepath.EvalSymlinks(t.TempDir())
 	check(t, err)

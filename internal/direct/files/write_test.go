@@ -228,20 +228,6 @@ func TestOwnerAndAttributesAreKept(t *testing.T) {
 	}
 }
 
-// smallDisk is a project on a file system of 64 KiB, or else, for want of the
-// right to mount one, in a directory that can't be written to.
-func smallDisk(t *testing.T) (*bench, fault.Kind) {
-	b := newBench(t)
-	if os.Geteuid() != 0 {
-		return b, direct.PermissionDenied
-	}
-	if err := unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Unmount(b.dir, 0) })
-	return b, direct.NoSpace
-}
-
 func TestFailedWriteLeavesTheFile(t *testing.T) {
 	b, kind := smallDisk(t)
 	for _, name := range []string{"one", "two"} {
