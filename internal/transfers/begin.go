@@ -85,7 +85,7 @@ type job struct {
 func (s *Service) begin(ctx context.Context, who principal.Principal, r request, prepare func(Host) (job, error)) (Transfer, error) {
 	stored, ok, err := s.read(ctx, byKey, who.Owner, r.hostID, r.requestID)
 	if err == nil && !ok {
-		stored, ok, err = s.beginNew(ctx, who, r, prepare)
+		stored, ok, err = s.beginAlone(ctx, who, r, prepare)
 	}
 	if err != nil {
 		return Transfer{}, err
@@ -109,14 +109,30 @@ func (r request) checkRepeats(stored row) error {
 	return KeyConflict.Newf("requestId was used at %s for an %s with other arguments.", stored.CreatedAt, stored.Direction)
 }
 
+// beginAlone is beginNew for one call of a key at a time: those that come
+// meanwhile wait for it instead of asking the host and taking space too.
+func (s *Service) beginAlone(ctx context.Context, who principal.Principal, r request, prepare func(Host) (job, error)) (stored row, duplicate bool, err error) {
+	release, err := s.keys.acquire(ctx, key{who.Owner, r.hostID, r.requestID})
+	if err != nil {
+		return row{}, false, err
+	}
+	defer release()
+	stored, ok, err := s.read(ctx, byKey, who.Owner, r.hostID, r.requestID)
+	if err != nil || ok {
+		return stored, ok, err
+	}
+	return s.beginNew(ctx, who, r, prepare)
+}
+
 // beginNew stores a transfer that was not stored a moment ago. duplicate says
-// that another call was faster.
+// that it is stored by now.
 func (s *Service) beginNew(ctx context.Context, who principal.Principal, r request, prepare func(Host) (job, error)) (stored row, duplicate bool, err error) {
 	leave, ok := s.enter()
 	if !ok {
 		return row{}, false, store.ErrClosed
 	}
 	defer leave()
+	ended := s.endings.count(who.ClientID)
 	h, err := s.hosts.Host(r.hostID)
 	if err != nil {
 		return row{}, false, err
@@ -137,6 +153,9 @@ func (s *Service) beginNew(ctx context.Context, who principal.Principal, r reque
 	out, err := store.Write(context.WithoutCancel(ctx), s.store, func(tx *store.Tx) (outcome, error) {
 		if stored, ok, err := find(tx, byKey, who.Owner, r.hostID, r.requestID); err != nil || ok {
 			return outcome{stored, ok}, err
+		}
+		if s.endings.count(who.ClientID) != ended {
+			return outcome{}, TransferRevoked.New("The client was revoked during the call.")
 		}
 		if err := s.underLimit(tx, who.Owner, tx.Now().UnixMilli()); err != nil {
 			return outcome{}, err

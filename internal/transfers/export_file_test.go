@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"agentrelay/internal/direct"
 	"agentrelay/internal/fault"
@@ -214,6 +218,23 @@ func TestCoverage(t *testing.T) {
 			t.Errorf("%v of %d: %v", c.intervals, c.size, got)
 		}
 	}
+	rapid.Check(t, func(t *rapid.T) {
+		const size = 40
+		sent := [size]bool{}
+		var intervals [][2]int64
+		for range rapid.IntRange(0, 12).Draw(t, "n") {
+			from := rapid.Int64Range(0, size).Draw(t, "from")
+			to := rapid.Int64Range(from, size).Draw(t, "to")
+			intervals = append(intervals, [2]int64{from, to})
+			for i := from; i < to; i++ {
+				sent[i] = true
+			}
+		}
+		got, _ := transfers.Covered(size, intervals...)
+		if want := !slices.Contains(sent[:], false); got != want {
+			t.Fatalf("%v: %v, want %v", intervals, got, want)
+		}
+	})
 	var many [][2]int64
 	for i := range int64(10_000) {
 		many = append(many, [2]int64{3 * i, 3*i + 1})
@@ -235,6 +256,30 @@ func TestNames(t *testing.T) {
 	if got, want := transfers.ContentDisposition("a'b(c)* %+~é.txt"), `attachment; filename="a'b(c)* _+~_.txt"; filename*=UTF-8''a%27b%28c%29%2A%20%25%2B~%C3%A9.txt`; got != want {
 		t.Errorf("got %s\nwant %s", got, want)
 	}
+}
+
+// Whatever a file is called, receivers read one header and one plain name.
+func FuzzNames(f *testing.F) {
+	for _, seed := range []string{"a", "a\"b\\c", "é\u202e%41", "x\r\nSet-Cookie: a", "..", "\xff\x00", "a;b=c'd"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		name := transfers.DownloadName(path)
+		if name == "" || strings.ContainsAny(name, "/\\\"\r\n\x00") || len([]rune(name)) > 180 {
+			t.Fatalf("%q is downloaded as %q", path, name)
+		}
+		header := transfers.ContentDisposition(name)
+		if strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Fatalf("the header is %q", header)
+		}
+		plain, err := url.PathUnescape(header[strings.Index(header, "UTF-8''")+len("UTF-8''"):])
+		if err != nil || plain != name {
+			t.Fatalf("%q is read as %q, %v", name, plain, err)
+		}
+		if u, err := url.Parse("https://example.com/files/t/" + url.PathEscape(name)); err != nil || u.Path != "/files/t/"+name {
+			t.Fatalf("%q can't be in a link: %v", name, err)
+		}
+	})
 }
 
 // begun starts a download that is stuck because its receiver does not read.
@@ -365,6 +410,38 @@ func TestLinksExpire(t *testing.T) {
 	r.becomes("r1", transfers.Completed)
 }
 
+// A server that bounds its answers does not bound a download that goes on, and
+// the connection serves further requests.
+func TestDownloadOutlivesTheServersWriteTimeout(t *testing.T) {
+	r := newRig(t, transfers.Options{})
+	r.big("f")
+	link := r.export("f", "r1").DownloadURL
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { r.Download(w, req) }))
+	s.Config.WriteTimeout = 200 * time.Millisecond
+	s.Start()
+	defer s.Close()
+	link = strings.Replace(link, r.server.URL, s.URL, 1)
+	kept := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}}
+	defer kept.CloseIdleConnections()
+	for range 2 {
+		resp, err := kept.Get(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		for n := 0; time.Since(start) < 500*time.Millisecond; n++ {
+			if _, err := io.CopyN(io.Discard, resp.Body, 100<<10); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond) // a slow receiver
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		if resp.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestBoundsOfDownloads(t *testing.T) {
 	r := newRig(t, transfers.Options{Limits: transfers.Limits{PerTicket: 2, Downloads: 3}})
 	r.big("f")
@@ -471,7 +548,8 @@ func TestExportRefusals(t *testing.T) {
 }
 
 func TestManyIdenticalExportsAreOne(t *testing.T) {
-	r := newRig(t, transfers.Options{})
+	// With space for one of them.
+	r := newRig(t, transfers.Options{Limits: transfers.Limits{SpoolBytes: 10, PerOwner: 1}})
 	r.write("f", "content")
 	var wg sync.WaitGroup
 	links, first := sync.Map{}, make(chan bool, 100)
@@ -491,8 +569,69 @@ func TestManyIdenticalExportsAreOne(t *testing.T) {
 	wg.Wait()
 	n := 0
 	links.Range(func(any, any) bool { n++; return true })
-	if n != 1 || len(first) != 1 || len(r.spooled()) != 1 {
-		t.Errorf("%d links, %d first calls, %d files", n, len(first), len(r.spooled()))
+	if n != 1 || len(first) != 1 || len(r.spooled()) != 1 || r.host.opens.Load() != 1 {
+		t.Errorf("%d links, %d first calls, %d files, %d openings", n, len(first), len(r.spooled()), r.host.opens.Load())
+	}
+}
+
+// A client that is ended while its call is under way begins nothing with it.
+func TestClientEndedDuringItsCall(t *testing.T) {
+	r := newRig(t, transfers.Options{})
+	r.write("f", "content")
+	r.host.opening = func() {
+		if err := store.Exec(context.Background(), r.store, func(tx *store.Tx) error { return r.EndClient(tx, "client-1") }); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err := r.ExportDirectFile(t.Context(), r.who, r.exportIn("f", "r1"))
+	refused(t, err, transfers.TransferRevoked)
+	r.nothingSpooled()
+	r.host.opening = nil
+	r.is(r.export("f", "r1"), transfers.Ready)
+}
+
+// cloned is content that can be copied without being read, as on file systems
+// with reflinks.
+type cloned struct {
+	io.ReadCloser
+	from string
+	fail error
+}
+
+func (c cloned) CloneTo(path string) error {
+	if c.fail != nil {
+		return c.fail
+	}
+	raw, err := os.ReadFile(c.from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, raw, 0o600)
+}
+
+func (c cloned) Read([]byte) (int, error) { return 0, errors.New("it was read") }
+
+func TestExportOfACloneOfTheFile(t *testing.T) {
+	r := newRig(t, transfers.Options{Limits: transfers.Limits{FileBytes: 100}})
+	r.write("f", "content")
+	r.host.content = func(c io.ReadCloser) io.ReadCloser { return cloned{ReadCloser: c, from: r.path("f")} }
+	out := r.export("f", "r1")
+	if r.is(out, transfers.Ready); out.SHA256 != hashText("content") || *out.Size != 7 {
+		t.Errorf("the receipt is %+v", out)
+	}
+	if _, body := fetch(t, "GET", out.DownloadURL); body != "content" {
+		t.Errorf("got %q", body)
+	}
+	r.host.content = func(c io.ReadCloser) io.ReadCloser {
+		r.write("f", strings.Repeat("x", 101)) // it has grown since it was opened
+		return cloned{ReadCloser: c, from: r.path("f")}
+	}
+	r.is(r.export("f", "r2"), transfers.Failed, "transfer_too_large")
+	r.write("f", "content")
+	r.host.content = func(c io.ReadCloser) io.ReadCloser { return cloned{ReadCloser: c, fail: errors.New("disk trouble")} }
+	r.is(r.export("f", "r3"), transfers.Failed, "internal_error")
+	if len(r.spooled()) != 1 {
+		t.Errorf("the spool has %v", r.spooled())
 	}
 }
 

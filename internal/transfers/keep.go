@@ -10,8 +10,8 @@ import (
 	"agentrelay/internal/store"
 )
 
-// settleBudget is how long a start, or a caller, waits for hosts to say what
-// became of placements.
+// settleBudget is how long a host may take to say what became of a placement,
+// and how long a start waits for all of them.
 const settleBudget = 2 * time.Second
 
 // recover ends what the last run left: it is called before anything begins.
@@ -125,7 +125,9 @@ func (s *Service) settle(ctx context.Context, r row) error {
 	if err != nil {
 		return nil //nolint:nilerr // asked again later
 	}
-	_, placed, err := h.Settle(ctx, r.placementID())
+	ask, cancel := context.WithTimeout(ctx, settleBudget)
+	defer cancel()
+	_, placed, err := h.Settle(ask, r.placementID())
 	if err != nil {
 		s.log.Info("the outcome of an import is still unknown", "transfer", r.id, "error", err)
 		return nil
@@ -142,9 +144,7 @@ func (s *Service) settle(ctx context.Context, r row) error {
 
 // settleNow is settle for a caller, who gets the row as it is then.
 func (s *Service) settleNow(ctx context.Context, r row) (row, error) {
-	ask, cancel := context.WithTimeout(ctx, settleBudget)
-	defer cancel()
-	if err := s.settle(ask, r); err != nil {
+	if err := s.settle(ctx, r); err != nil {
 		return row{}, err
 	}
 	now, _, err := s.read(ctx, byID, r.id)

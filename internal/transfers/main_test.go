@@ -64,6 +64,8 @@ type rig struct {
 type countingHost struct {
 	transfers.Host
 	opens, places atomic.Int32
+	opening       func()
+	content       func(io.ReadCloser) io.ReadCloser
 
 	mu      sync.Mutex
 	failing map[string]error // by method: "place" fails after it was done
@@ -86,7 +88,14 @@ func (h *countingHost) failure(method string) error {
 
 func (h *countingHost) Open(ctx context.Context, projectID, path string) (*host.Snapshot, error) {
 	h.opens.Add(1)
-	return h.Host.Open(ctx, projectID, path)
+	if h.opening != nil {
+		h.opening()
+	}
+	snap, err := h.Host.Open(ctx, projectID, path)
+	if err == nil && h.content != nil {
+		snap.Content = h.content(snap.Content)
+	}
+	return snap, err
 }
 
 func (h *countingHost) Place(ctx context.Context, in host.Placement, content io.Reader) (host.Placed, error) {

@@ -96,6 +96,9 @@ func readCursor(cursor *string) (int64, error) {
 // stop working and downloads are cut, running transfers are broken off. An
 // import that is just being placed ends as what it turns out to be.
 func (s *Service) EndClient(tx *store.Tx, clientID string) error {
+	// At once, for a call may be stored in the same commit. Should this
+	// transaction fail, such a call is refused without need, and can be repeated.
+	s.endings.add(clientID)
 	rows, err := all(tx, `SELECT `+columns+` FROM transfers t WHERE spool <> '' AND client_id = ?`, clientID)
 	if err != nil {
 		return err

@@ -146,6 +146,8 @@ type Service struct {
 	log     *slog.Logger
 
 	spool   *spool
+	keys    keys
+	endings endings
 	jobs    jobs
 	streams streams
 	tickets tickets
@@ -184,6 +186,8 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	if s.spool, err = openSpool(filepath.Join(o.Store.Dir(), spoolDir), s.limits.SpoolBytes); err != nil {
 		return nil, err
 	}
+	s.keys = keys{held: map[key]chan struct{}{}}
+	s.endings = endings{of: map[string]int{}}
 	s.jobs = newJobs(s.limits.Jobs)
 	s.streams = newStreams(s.limits.PerTicket, s.limits.Downloads)
 	s.tickets = tickets{of: map[int64]string{}}
