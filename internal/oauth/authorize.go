@@ -205,19 +205,18 @@ func readPermissions(form url.Values) (principal.Set, error) {
 	return set, nil
 }
 
-// deny sends the client away. It needs no password, so only a signed-in browser
-// is recorded as the owner.
+// deny sends the client away. It needs no password, so it is the owner's answer
+// only in a signed-in browser. Anybody else's changes nothing and stands in the
+// log alone: strangers must not be able to fill the audit log.
 func (s *Server) deny(w http.ResponseWriter, r *http.Request, v *visit) {
-	to, err := store.Write(r.Context(), s.store, func(tx *store.Tx) (string, error) {
-		if v.signedIn {
-			return s.denyConsent(tx, v.a)
+	to := s.errorRedirect(v.a, accessDenied.Code, "It was denied on the consent page.")
+	if v.signedIn {
+		var err error
+		to, err = store.Write(r.Context(), s.store, func(tx *store.Tx) (string, error) { return s.denyConsent(tx, v.a) })
+		if err != nil {
+			s.refusePage(w, r, err)
+			return
 		}
-		err := audit.Record(tx, principal.Principal{}, "consent.deny", v.a.client.id, accessDenied.Code, "address", s.addr(r))
-		return s.errorRedirect(v.a, accessDenied.Code, "It was denied on the consent page."), err
-	})
-	if err != nil {
-		s.refusePage(w, r, err)
-		return
 	}
 	s.log.Info("consent denied", "client_id", v.a.client.id, "address", s.addr(r))
 	sendTo(w, to, http.StatusSeeOther)

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"agentrelay/internal/audit"
 	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/registration"
 	"agentrelay/internal/principal"
@@ -118,10 +117,12 @@ func insertClient(tx *store.Tx, c client) error {
 // which needs no credential, can't fill the disk.
 const maxWaiting = 500
 
+// evictWaiting makes room by arrival, not by time: the clock may be set back, and
+// a client that was just answered must not be the one that goes.
 func evictWaiting(tx *store.Tx) error {
 	_, err := tx.Exec(`DELETE FROM oauth_clients WHERE id IN (
 		SELECT id FROM oauth_clients WHERE authorized_at IS NULL AND kind <> 'registered'
-		ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?)`, maxWaiting)
+		ORDER BY rowid DESC LIMIT -1 OFFSET ?)`, maxWaiting)
 	if err != nil {
 		return fmt.Errorf("making room for a client: %w", err)
 	}
@@ -129,8 +130,10 @@ func evictWaiting(tx *store.Tx) error {
 }
 
 // resolve finds the client of an authorization request. A metadata document is
-// fetched when the stored copy is no longer fresh; when that fails, a client
-// that was authorised before continues on the old copy. Errors are not cached.
+// fetched when the stored copy is no longer fresh; when its site can't be asked, a
+// client that was authorised before continues on the old copy. A site that says
+// that the document is gone or changed into none is believed. Errors are not
+// cached.
 func (s *Server) resolve(ctx context.Context, id string) (client, error) {
 	var c client
 	err := store.Read(ctx, s.store, func(r *store.Reader) (err error) {
@@ -156,11 +159,11 @@ func (s *Server) resolve(ctx context.Context, id string) (client, error) {
 	switch {
 	case err == nil:
 		return s.remember(ctx, id, doc)
-	case known && !c.authorizedAt.IsZero():
-		s.log.Warn("metadata document not refreshed, the stored copy is used", "client_id", id, "error", err)
-		return c, nil
 	case !errors.As(err, &refused):
 		return client{}, fmt.Errorf("fetching the metadata document: %w", err)
+	case known && !c.authorizedAt.IsZero() && refused.Unavailable:
+		s.log.Warn("metadata document not refreshed, the stored copy is used", "client_id", id, "error", err)
+		return c, nil
 	}
 	return client{}, &pageError{
 		status: http.StatusBadRequest, code: invalidClient.Code, cause: err,
@@ -191,18 +194,8 @@ func (s *Server) remember(ctx context.Context, id string, doc cimd.Document) (cl
 	fetched := fromMetadata(id, Metadata, doc.Metadata)
 	fetched.freshUntil = doc.FreshUntil
 	return store.Write(ctx, s.store, func(tx *store.Tx) (client, error) {
-		_, err := loadClient(tx, id)
-		isNew := errors.Is(err, sql.ErrNoRows)
-		if err != nil && !isNew {
-			return client{}, err
-		}
 		if err := insertClient(tx, fetched); err != nil {
 			return client{}, err
-		}
-		if isNew {
-			if err := audit.Record(tx, s.clients.principalOf(fetched), "client.register", id, audit.OK, "kind", string(Metadata)); err != nil {
-				return client{}, err
-			}
 		}
 		return loadClient(tx, id)
 	})

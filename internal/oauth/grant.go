@@ -164,6 +164,13 @@ func (s *Server) issueCode(tx *store.Tx, a *authorization, perms principal.Set) 
 	if _, err := tx.Exec(`UPDATE oauth_clients SET permissions = ?, authorized_at = ? WHERE id = ?`, perms.String(), tx.Now().UnixMilli(), c.id); err != nil {
 		return "", fmt.Errorf("storing the consent: %w", err)
 	}
+	// A registration is recorded when the owner first answers it: before that
+	// anybody could fill the audit log, which is kept for a year.
+	if c.authorizedAt.IsZero() && c.kind != Registered {
+		if err := audit.Record(tx, s.clients.principalOf(c), "client.register", c.id, audit.OK, "kind", string(c.kind), "registeredAt", c.createdAt.UnixMilli()); err != nil {
+			return "", err
+		}
+	}
 	if err := audit.Record(tx, s.clients.ownerOf(c.id), "consent.allow", c.id, audit.OK, "grant", id.String(), "permissions", perms.String()); err != nil {
 		return "", err
 	}

@@ -284,11 +284,13 @@ func TestMetadataDocumentClients(t *testing.T) {
 		t.Fatalf("%d fetches of a fresh document", r.docs.fetches)
 	}
 	r.clock.advance(time.Hour)
-	r.docs.err = errors.New("down")
+	r.docs.err = &cimd.Error{Reason: "It is down.", Unavailable: true}
 	r.code(id, claude) // authorised before: the old copy is good enough
 	if r.docs.fetches != 4 {
 		t.Fatalf("%d fetches", r.docs.fetches)
 	}
+	r.docs.err = &cimd.Error{Reason: "There is no document."}
+	wantPage("invalid_client")
 	r.docs.err = nil
 	r.docs.docs[id] = document("https://claude.com/api/mcp/auth_callback")
 	wantPage("invalid_redirect_uri")

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"agentrelay/internal/audit"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/oauth/registration"
 	"agentrelay/internal/store"
@@ -52,10 +51,7 @@ func (s *Server) RegisterClient(w http.ResponseWriter, r *http.Request) {
 	c := fromMetadata(id, Dynamic, metadata)
 	metadata.Scope = strings.Join(narrow(metadata.Scope), " ")
 	issued, err := store.Write(r.Context(), s.store, func(tx *store.Tx) (int64, error) {
-		if err := insertClient(tx, c); err != nil {
-			return 0, err
-		}
-		return tx.Now().Unix(), audit.Record(tx, s.clients.principalOf(c), "client.register", id, audit.OK, "kind", string(Dynamic))
+		return tx.Now().Unix(), insertClient(tx, c)
 	})
 	if err != nil {
 		s.fail(w, r, err)

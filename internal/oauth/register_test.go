@@ -20,8 +20,16 @@ func TestRegistrationAnswer(t *testing.T) {
 		got.json["client_secret"] != nil || len(got.json["redirect_uris"].([]any)) != 3 || len(got.json["grant_types"].([]any)) != 2 {
 		t.Fatal(got.body)
 	}
-	if e := r.lastAudit("client.register"); e.Subject != got.text("client_id") {
+	if n := r.count(`SELECT count(*) FROM audit_log`); n != 0 {
+		t.Fatalf("a stranger wrote %d lines into the audit log", n)
+	}
+	r.code(got.text("client_id"), "http://localhost:8787/callback")
+	r.code(got.text("client_id"), "http://localhost:8787/callback")
+	if e := r.lastAudit("client.register"); e.Subject != got.text("client_id") || e.Detail["kind"] != "dynamic" {
 		t.Fatalf("%+v", e)
+	}
+	if n := r.count(`SELECT count(*) FROM audit_log WHERE action = 'client.register'`); n != 1 {
+		t.Fatalf("%d lines for one registration", n)
 	}
 }
 

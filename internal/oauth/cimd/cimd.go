@@ -55,7 +55,11 @@ type Source interface {
 type Error struct {
 	// Reason is a sentence for a person, without anything the site sent.
 	Reason string
-	cause  error
+	// Unavailable says that the document itself may be right: its site could not
+	// be asked, or what answered was not its owner.
+	Unavailable bool
+
+	cause error
 }
 
 func (e *Error) Error() string {
@@ -69,6 +73,8 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.cause }
 
 func fail(format string, args ...any) *Error { return &Error{Reason: fmt.Sprintf(format, args...)} }
+
+func because(cause error, reason string) *Error { return &Error{Reason: reason, cause: cause} }
 
 // Options says how to fetch.
 type Options struct {
@@ -159,19 +165,18 @@ func (f *Fetcher) Fetch(ctx context.Context, clientID string) (Document, error) 
 	if ctx.Err() != nil {
 		return Document{}, ctx.Err()
 	}
-	var away *unavailable
-	if m, ok := pinned(clientID); ok && errors.As(err, &away) {
+	var failed *Error
+	if m, ok := pinned(clientID); ok && errors.As(err, &failed) && failed.Unavailable {
 		return Document{m, f.now().Add(minFresh)}, nil
 	}
 	return Document{}, err
 }
 
-// unavailable marks errors after which a pinned copy may stand in: there was no
-// answer, or one that does not come from the document's owner.
-type unavailable struct{ err *Error }
-
-func (u *unavailable) Error() string { return u.err.Error() }
-func (u *unavailable) Unwrap() error { return u.err }
+// away marks an error after which a pinned or an older copy may stand in.
+func away(e *Error) *Error {
+	e.Unavailable = true
+	return e
+}
 
 // get returns the body of a 200 answer that may be JSON.
 func (f *Fetcher) get(ctx context.Context, id string) ([]byte, http.Header, error) {
@@ -179,38 +184,38 @@ func (f *Fetcher) get(ctx context.Context, id string) ([]byte, http.Header, erro
 	case f.slots <- struct{}{}:
 		defer func() { <-f.slots }()
 	case <-ctx.Done():
-		return nil, nil, &unavailable{fail("Too many metadata documents are being fetched at this moment.")}
+		return nil, nil, away(fail("Too many metadata documents are being fetched at this moment."))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, id, nil)
 	if err != nil {
-		return nil, nil, &Error{"The client id cannot be fetched.", safedial.Cause(err)}
+		return nil, nil, because(safedial.Cause(err), "The client id cannot be fetched.")
 	}
 	req.Header.Set("Accept", "application/json")
 	resp, err := f.client.Do(req)
 	var refused *safedial.RefusedError
 	if errors.As(err, &refused) {
-		return nil, nil, &Error{"The client id names a destination that is not allowed.", refused}
+		return nil, nil, because(refused, "The client id names a destination that is not allowed.")
 	}
 	if err != nil {
-		return nil, nil, &unavailable{&Error{"The metadata document could not be fetched.", safedial.Cause(err)}}
+		return nil, nil, away(because(safedial.Cause(err), "The metadata document could not be fetched."))
 	}
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone:
 		return nil, nil, fail("There is no metadata document at the client id: status %d.", resp.StatusCode)
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		return nil, nil, &unavailable{fail("The client id redirects, and redirects are not followed: status %d.", resp.StatusCode)}
+		return nil, nil, away(fail("The client id redirects, and redirects are not followed: status %d.", resp.StatusCode))
 	case resp.StatusCode != http.StatusOK:
-		return nil, nil, &unavailable{fail("The site of the client id answered with status %d.", resp.StatusCode)}
+		return nil, nil, away(fail("The site of the client id answered with status %d.", resp.StatusCode))
 	case !mayBeJSON(resp.Header.Get("Content-Type")):
-		return nil, nil, &unavailable{fail("The site of the client id answered with a page, not with a metadata document.")}
+		return nil, nil, away(fail("The site of the client id answered with a page, not with a metadata document."))
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, registration.MaxBody+1))
 	if len(body) > registration.MaxBody || errors.Is(err, safedial.ErrTooLarge) {
 		return nil, nil, fail("The metadata document has more than %d bytes.", registration.MaxBody)
 	}
 	if err != nil {
-		return nil, nil, &unavailable{&Error{"The metadata document could not be read to its end.", safedial.Cause(err)}}
+		return nil, nil, away(because(safedial.Cause(err), "The metadata document could not be read to its end."))
 	}
 	return body, resp.Header, nil
 }
@@ -228,12 +233,12 @@ func mayBeJSON(contentType string) bool {
 func parse(id string, body []byte) (registration.Metadata, error) {
 	m, err := registration.Parse(body)
 	if err != nil {
-		return m, &Error{"The metadata document is not valid.", err}
+		return m, because(err, "The metadata document is not valid.")
 	}
 	var members map[string]json.RawMessage
 	var self string
 	if err := json.Unmarshal(body, &members); err != nil {
-		return m, &Error{"The metadata document is not valid.", err}
+		return m, because(err, "The metadata document is not valid.")
 	}
 	switch {
 	case json.Unmarshal(members["client_id"], &self) != nil || self != id:
