@@ -71,6 +71,15 @@ func backupBefore(ctx context.Context, db *sql.DB, o Options, from, to int64) er
 	}
 	path := filepath.Join(dir, fmt.Sprintf("before-schema-%d-%s.db", to, o.Now().UTC().Format("20060102T150405.000Z")))
 	part := path + ".part"
+	leftovers, err := filepath.Glob(filepath.Join(dir, "*.part")) // of a crash; we hold the lock
+	if err != nil {
+		return err
+	}
+	for _, old := range leftovers {
+		if err := os.Remove(old); err != nil {
+			return fmt.Errorf("removing an unfinished backup: %w", err)
+		}
+	}
 	if err := touchPrivate(part); err != nil {
 		return err
 	}
