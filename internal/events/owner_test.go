@@ -176,6 +176,14 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%d events were too old", n)
 		}
 		b.wantState(old, events.CallbackAccepted, 1)
+		b.read(func(q *store.Reader) error {
+			var secrets int
+			err := q.QueryRow(`SELECT count(*) FROM event_subscriptions WHERE expires_at <= ? AND length(secret) > 0`, time.Now().UnixMilli()).Scan(&secrets)
+			if secrets != 0 {
+				t.Errorf("%d expired subscriptions keep their secret", secrets)
+			}
+			return err
+		})
 		if n := sweep(time.Minute); n != 1 {
 			t.Errorf("%d events were removed, want 1", n)
 		}

@@ -256,17 +256,10 @@ func TestUnsubscribeDuringAPost(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	b.wantState(id, events.Cancelled, 1)
-	b.eventuallyIdle()
+	// The answer waited until the attempt was over.
 	if a := b.listed()[0].Attempts[0]; a.Outcome != "interrupted" {
 		t.Errorf("attempt %+v", a)
 	}
-}
-
-func (b *box) eventuallyIdle() {
-	eventually(b.t.(*testing.T), "no attempt is under way", func() bool {
-		l := b.listed()
-		return len(l) > 0 && len(l[0].Attempts) > 0 && l[0].Attempts[0].Outcome != ""
-	})
 }
 
 // TestVectors checks our requests against the numbers of another

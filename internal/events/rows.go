@@ -79,7 +79,7 @@ func (r subRow) save(tx *store.Tx, k subKey) error {
 // resume lets a refreshed subscription's receiver be tried at once, and sends
 // what was cancelled because the subscription had expired or was ended by it.
 func resume(tx *store.Tx, r subRow) error {
-	_, err := tx.Exec(`UPDATE event_receivers SET failures = 0, failed_since = NULL, last_error = '', probe_at = 0 WHERE id = ?`, r.receiver)
+	_, err := tx.Exec(`UPDATE event_receivers SET failures = 0, failed_since = NULL, last_error = '' WHERE id = ?`, r.receiver)
 	if err != nil {
 		return fmt.Errorf("resuming a receiver: %w", err)
 	}

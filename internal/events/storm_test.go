@@ -116,3 +116,26 @@ func TestStuckReceiverDelaysNobodyElse(t *testing.T) {
 		}
 	})
 }
+
+// TestARestartIsNoProbe: a gateway that ends while it probes a failing receiver
+// does not probe at once when it starts again.
+func TestARestartIsNoProbe(t *testing.T) {
+	inBubble(t, events.Options{}, func(b *box) {
+		b.subscribe("dot")
+		b.world.set(always(503))
+		b.queueMany("dot", 20)
+		time.Sleep(15 * time.Second)
+		b.world.set(func(request) answer { return answer{after: time.Hour} })
+		time.Sleep(16 * time.Second) // a probe began
+		before := len(b.world.deliveries())
+		b.restart()
+		time.Sleep(25 * time.Second)
+		if n := len(b.world.deliveries()) - before; n != 0 {
+			t.Errorf("%d attempts within 30 seconds of the last", n)
+		}
+		time.Sleep(10 * time.Second)
+		if n := len(b.world.deliveries()) - before; n != 1 {
+			t.Errorf("%d probes afterwards, want 1", n)
+		}
+	})
+}

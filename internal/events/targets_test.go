@@ -190,6 +190,9 @@ func TestWakeTargetFollowsOneGeneration(t *testing.T) {
 		time.Sleep(time.Minute)
 		b.wantState(flying, events.WebhookAccepted, 1)
 		b.wantState(waiting, events.Cancelled, 0)
+		if d := b.sendAs("stopped", "grok"); d.Path != events.PathNone || !strings.Contains(d.Reason, "disabled") {
+			t.Errorf("to the ended generation: %+v", d)
+		}
 		b.register("grok")
 		if n := b.notification("grok"); n.Path != events.PathNone || !strings.Contains(n.Reason, "generation 2") {
 			t.Errorf("notification %+v", n)
