@@ -24,6 +24,7 @@ import (
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/files"
 	host "agentrelay/internal/direct/transfers"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
@@ -176,10 +177,15 @@ func (l *locked) Write(b []byte) (int, error) {
 }
 
 func newHost(dir string) (*host.Service, error) {
-	return host.New(host.Options{StateDir: dir + "/state/host", Host: direct.New(direct.Policy{
+	h := direct.New(direct.Policy{
 		HostID: "local", AllowedRoots: []string{dir}, Protected: []string{dir + "/state"},
 		Projects: []direct.Project{{ID: "p", Path: dir + "/project", Read: true, Write: true}, {ID: "locked", Path: dir + "/project"}},
-	})})
+	})
+	f, err := files.New(files.Options{Host: h, StateDir: dir + "/state/files"})
+	if err != nil {
+		return nil, err
+	}
+	return host.New(host.Options{Host: h, Files: f, StateDir: dir + "/state/transfers"})
 }
 
 func (r *rig) close() {

@@ -9,10 +9,15 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"agentrelay/internal/direct/files"
 )
 
+// errCannotKeep says that a new file would lose something of the old one.
+var errCannotKeep = errors.New("a new file can't have all that the old one has")
+
 // adopt gives a new file the owner, mode and extended attributes of the one that
-// it will replace. The refusal is not_replaceable when it can't have them.
+// it will replace.
 func adopt(file, old *os.File, info fs.FileInfo) error {
 	mine, err := file.Stat()
 	if err != nil {
@@ -20,7 +25,7 @@ func adopt(file, old *os.File, info fs.FileInfo) error {
 	}
 	if uid, gid := ownerOf(info); !ownedBy(mine, uid, gid) {
 		if err := file.Chown(uid, gid); err != nil {
-			return NotReplaceable.New("The file's owner or group can't be given to a new file.").Because(err)
+			return errCannotKeep
 		}
 	}
 	if err := file.Chmod(info.Mode().Perm() | info.Mode()&fs.ModeSticky); err != nil {
@@ -58,7 +63,7 @@ func copyAttributes(file, old *os.File) error {
 	}
 	for _, name := range want {
 		if err := copyAttribute(file, old, name); err != nil && !ofTheSystem(name) {
-			return NotReplaceable.New("The file has an access list or attributes that can't be given to a new file.").Because(err)
+			return errCannotKeep
 		}
 	}
 	return nil
@@ -95,17 +100,15 @@ func attributeNames(f *os.File) []string {
 	return strings.FieldsFunc(string(buf[:size]), func(r rune) bool { return r == 0 })
 }
 
-// writable refuses files that must not be replaced, or not by a new file.
-func writable(f *os.File, info fs.FileInfo, reopen func() (*os.File, fs.FileInfo, error), links uint64) error {
+// writable refuses files that must not be changed.
+func writable(f *os.File, info fs.FileInfo, reopen func() (*os.File, fs.FileInfo, error)) error {
 	switch {
 	case info.Mode().Perm()&0o222 == 0:
-		return readOnlyFile.New("The file is read-only.")
+		return files.ReadOnlyFile.New("The file is read-only.")
 	case info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0:
-		return privilegedFile.New("The file is setuid or setgid.")
+		return files.PrivilegedFile.New("The file is setuid or setgid.")
 	case hasCapabilities(f):
-		return privilegedFile.New("The file has file capabilities.")
-	case links > 1:
-		return NotReplaceable.New("The file has further hard links, which a new file would not have.")
+		return files.PrivilegedFile.New("The file has file capabilities.")
 	}
 	w, _, err := reopen() // asks about access lists, owners and immutable files too
 	if errors.Is(err, syscall.ETXTBSY) {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/files"
 	"agentrelay/internal/fault"
 )
 
@@ -62,7 +63,11 @@ func open(dir string) (*Service, error) {
 		HostID: "local", AllowedRoots: []string{dir}, Protected: []string{dir + "/state"},
 		Projects: []direct.Project{{ID: "p", Path: dir + "/project", Read: true, Write: true}, {ID: "locked", Path: dir + "/project"}},
 	})
-	return New(Options{Host: h, StateDir: dir + "/state"})
+	f, err := files.New(files.Options{Host: h, StateDir: dir + "/state/files"})
+	if err != nil {
+		return nil, err
+	}
+	return New(Options{Host: h, Files: f, StateDir: dir + "/state/transfers"})
 }
 
 func (b *bench) path(name string) string { return filepath.Join(b.dir, "project", name) }

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/files"
 )
 
 // Placement is content on its way to a path of a project.
@@ -65,8 +66,7 @@ func (s *Service) Check(ctx context.Context, in Placement) error {
 // answers as before.
 //
 // Refusals: invalid_arguments, hash_conflict, file_exists, read_only_file,
-// privileged_file, not_replaceable, transfer_corrupted, and those of package
-// direct.
+// privileged_file, transfer_corrupted, and those of package direct.
 func (s *Service) Place(ctx context.Context, in Placement, content io.Reader) (Placed, error) {
 	release, err := s.records.take(in.ID)
 	if err != nil {
@@ -155,13 +155,13 @@ func (t target) close() {
 func expect(ctx context.Context, p *direct.Place, expected *string) (target, error) {
 	switch {
 	case p.Info == nil && expected != nil:
-		return target{}, hashConflict.New("The file does not exist.").WithHint("Pass null as expectedSha256 to create it, with a new requestId.")
+		return target{}, files.HashConflict.New("The file does not exist.").WithHint("Pass null as expectedSha256 to create it, with a new requestId.")
 	case p.Info == nil:
 		return target{}, nil
 	case !p.Info.Mode().IsRegular():
 		return target{}, direct.NotRegularFile.New("path is not a plain file.")
 	case expected == nil:
-		return target{}, fileExists.New("path exists already.")
+		return target{}, files.FileExists.New("path exists already.")
 	}
 	f, info, err := openPlain(p, os.O_RDONLY)
 	if err != nil {
@@ -170,10 +170,10 @@ func expect(ctx context.Context, p *direct.Place, expected *string) (target, err
 	old := target{f, info}
 	sha, err := hashOf(ctx, f)
 	if err == nil && sha != *expected {
-		err = hashConflict.New("The file's content is not the one with expectedSha256.")
+		err = files.HashConflict.New("The file's content is not the one with expectedSha256.")
 	}
 	if err == nil {
-		err = writable(f, info, func() (*os.File, fs.FileInfo, error) { return openPlain(p, os.O_WRONLY) }, direct.Links(info))
+		err = writable(f, info, func() (*os.File, fs.FileInfo, error) { return openPlain(p, os.O_WRONLY) })
 	}
 	if err != nil {
 		old.close()
@@ -222,15 +222,27 @@ func (w *placement) run(ctx context.Context, content io.Reader) error {
 		return err
 	}
 	defer old.close()
-	if err := w.stage(ctx, old, content); err != nil {
+	err = w.stage(ctx, old, content)
+	if errors.Is(err, errCannotKeep) || err == nil && old.file != nil && direct.Links(old.info) > 1 {
+		return w.overwrite(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	w.s.crash("staged")
+	if err := w.replace(ctx, old); err != nil {
+		return err
+	}
+	return w.finished()
+}
+
+// replace swaps the new file in.
+func (w *placement) replace(ctx context.Context, old target) error {
 	dir, err := w.p.Dir.Stat(".")
 	if err != nil {
 		return err
 	}
-	release, err := w.s.lock(ctx, direct.Identify(dir))
+	release, err := w.s.files.Lock(ctx, direct.Identify(dir))
 	if err != nil {
 		return err
 	}
@@ -243,15 +255,43 @@ func (w *placement) run(ctx context.Context, content io.Reader) error {
 		return err
 	}
 	w.s.crash("swapped")
-	if err := direct.SyncDir(w.p.Dir); err != nil {
-		return err
-	}
+	return direct.SyncDir(w.p.Dir)
+}
+
+// finished records that the placement took effect.
+func (w *placement) finished() error {
 	w.temp.Close()
 	if err := w.s.records.write(w.in.ID, record{Step: placed, Path: w.rec.Path, Created: w.rec.Created}); err != nil {
 		return err
 	}
 	w.s.crash("placed")
 	return nil
+}
+
+// overwrite has the file tools write the content into the file itself, which
+// keeps what a new file would not have. They undo what a crash has torn.
+func (w *placement) overwrite(ctx context.Context) error {
+	i, err := w.s.files.Stage(ctx, w.in.ProjectID, w.in.Path, w.in.ExpectedSHA256)
+	if err != nil {
+		return err
+	}
+	defer i.Discard()
+	if _, err := io.CopyBuffer(struct{ io.Writer }{i}, &within{ctx, io.NewSectionReader(w.temp, 0, w.in.Size)}, make([]byte, block)); err != nil {
+		return err
+	}
+	if err := w.p.Dir.Remove(w.rec.Temp); err != nil {
+		return err
+	}
+	w.rec.Step, w.rec.Temp, w.rec.Old, w.rec.Staged = armed, "", *w.in.ExpectedSHA256, w.in.SHA256
+	if err := w.s.records.write(w.in.ID, w.rec); err != nil {
+		return err
+	}
+	w.s.crash("armed")
+	if _, err := i.Commit(ctx); err != nil {
+		return err
+	}
+	w.s.crash("swapped")
+	return w.finished()
 }
 
 // stage writes the content to a temporary file beside its target.
@@ -327,7 +367,7 @@ func (w *placement) swap(old target) error {
 }
 
 func overtaken() error {
-	return hashConflict.New("The file was changed by something else during the call.")
+	return files.HashConflict.New("The file was changed by something else during the call.")
 }
 
 func (w *placement) create() error {
@@ -338,7 +378,7 @@ func (w *placement) create() error {
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
-		return fileExists.New("path exists already.")
+		return files.FileExists.New("path exists already.")
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/files"
 )
 
 func TestPlaceCreatesAndReplaces(t *testing.T) {
@@ -67,6 +68,22 @@ func TestPlaceThroughALinkKeepsTheLink(t *testing.T) {
 	}
 }
 
+func TestPlaceKeepsFurtherLinks(t *testing.T) {
+	b := newBench(t)
+	b.write("f", oldContent)
+	if err := os.Link(b.path("f"), b.path("g")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := b.place(1, newContent, new(oldContent)); err != nil || out != (Placed{"f", false}) {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	if b.content("f") != newContent || b.content("g") != newContent || b.names() != "f g" {
+		t.Errorf("the files have %q and %q, the directory %s", b.content("f"), b.content("g"), b.names())
+	}
+	_, err := b.place(2, newContent, new(oldContent))
+	refused(t, err, files.HashConflict)
+}
+
 func TestPlaceRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare  func(b *bench)
@@ -75,18 +92,17 @@ func TestPlaceRefusals(t *testing.T) {
 		content  io.Reader
 		want     error
 	}{
-		"creating what exists":     {expected: nil, want: fileExists},
-		"another content":          {expected: new("other"), want: hashConflict},
-		"nothing there":            {prepare: func(b *bench) { os.Remove(b.path("f")) }, expected: new(oldContent), want: hashConflict},
+		"creating what exists":     {expected: nil, want: files.FileExists},
+		"another content":          {expected: new("other"), want: files.HashConflict},
+		"nothing there":            {prepare: func(b *bench) { os.Remove(b.path("f")) }, expected: new(oldContent), want: files.HashConflict},
 		"a directory":              {prepare: func(b *bench) { os.Mkdir(b.path("d"), 0o755) }, change: func(in *Placement) { in.Path = "d" }, expected: new(oldContent), want: direct.NotRegularFile},
 		"a pipe":                   {prepare: func(b *bench) { syscall.Mkfifo(b.path("d"), 0o644) }, change: func(in *Placement) { in.Path = "d" }, expected: new(oldContent), want: direct.NotRegularFile},
 		"a missing directory":      {change: func(in *Placement) { in.Path = "no/f" }, want: direct.PathNotFound},
 		"outside":                  {change: func(in *Placement) { in.Path = "../f" }, want: direct.OutsideProject},
 		"git":                      {prepare: func(b *bench) { os.Mkdir(b.path(".git"), 0o755) }, change: func(in *Placement) { in.Path = ".git/f" }, want: direct.ProtectedPath},
 		"an unwritable project":    {change: func(in *Placement) { in.ProjectID = "locked" }, want: direct.WriteDisabled},
-		"a read-only file":         {prepare: func(b *bench) { os.Chmod(b.path("f"), 0o444) }, expected: new(oldContent), want: readOnlyFile},
-		"a setuid file":            {prepare: func(b *bench) { syscall.Chmod(b.path("f"), 0o4755) }, expected: new(oldContent), want: privilegedFile},
-		"further hard links":       {prepare: func(b *bench) { os.Link(b.path("f"), b.path("g")) }, expected: new(oldContent), want: NotReplaceable},
+		"a read-only file":         {prepare: func(b *bench) { os.Chmod(b.path("f"), 0o444) }, expected: new(oldContent), want: files.ReadOnlyFile},
+		"a setuid file":            {prepare: func(b *bench) { syscall.Chmod(b.path("f"), 0o4755) }, expected: new(oldContent), want: files.PrivilegedFile},
 		"content that is cut off":  {expected: new(oldContent), content: strings.NewReader(newContent[:5]), want: Corrupted},
 		"content that is too long": {expected: new(oldContent), content: strings.NewReader(newContent + "!"), want: Corrupted},
 		"other content":            {expected: new(oldContent), content: strings.NewReader(strings.ToUpper(newContent)), want: Corrupted},
@@ -144,7 +160,7 @@ func TestChangeAtTheLastMomentIsKept(t *testing.T) {
 				}
 			}
 			_, err := b.place(1, newContent, new(oldContent))
-			refused(t, err, hashConflict)
+			refused(t, err, files.HashConflict)
 			if got := b.content("f"); got != theirs || b.names() != "f" {
 				t.Errorf("the file has %q, the directory %s", got, b.names())
 			}
@@ -167,7 +183,7 @@ func TestOneOfManyPlacementsWins(t *testing.T) {
 				case err == nil:
 					won.Add(1)
 					winner.Store(content)
-				case !errors.Is(err, hashConflict) && !errors.Is(err, direct.FileChanged):
+				case !errors.Is(err, files.HashConflict) && !errors.Is(err, direct.FileChanged):
 					t.Errorf("got %v", err)
 				}
 			})
@@ -209,42 +225,57 @@ func TestToAskIsToSettle(t *testing.T) {
 // beside it, and the next one knows which.
 func TestKilledAtEachStep(t *testing.T) {
 	for _, step := range []string{"staging", "staged", "armed", "swapped", "placed", "-"} {
-		for _, expected := range []string{"", hashText(oldContent)} {
+		for _, how := range []string{"create", "replace", "overwrite"} {
 			for _, later := range []bool{false, true} { // something else writes before the next start
-				t.Run(fmt.Sprintf("%s,replace=%v,later=%v", step, expected != "", later), func(t *testing.T) {
-					b := newBench(t)
-					if expected != "" {
-						b.write("f", oldContent)
-					}
-					child := exec.Command(os.Args[0])
-					child.Env = append(os.Environ(), childEnv+"="+step+":"+b.dir+":"+expected)
-					if out, err := child.CombinedOutput(); (err == nil) != (step == "-") {
-						t.Fatalf("the child: %v\n%s", err, out)
-					}
-					raw, err := os.ReadFile(b.path("f"))
-					there := string(raw) == newContent
-					if err == nil && !there && string(raw) != oldContent {
-						t.Fatalf("the file is torn: %q", raw)
-					}
-					if later && err == nil {
-						if err := os.WriteFile(b.path("f"), []byte("theirs"), 0o644); err != nil {
-							t.Fatal(err)
-						}
-					}
-					b.open()
-					out, placed, err := b.Settle(t.Context(), id(1))
-					if err != nil || placed != there || placed && out != (Placed{"f", expected == ""}) {
-						t.Errorf("Settle says %+v, %v, %v; it was there: %v", out, placed, err, there)
-					}
-					if names := b.names(); names != "f" && names != "" {
-						t.Errorf("the directory has %s", names)
-					}
-					if _, err := os.Stat(b.path("f")); later && err == nil && b.content("f") != "theirs" {
-						t.Errorf("what was written later is lost: %q", b.content("f"))
-					}
-				})
+				if how != "overwrite" || step != "staged" { // which it does not come by
+					t.Run(fmt.Sprintf("%s,%s,later=%v", step, how, later), func(t *testing.T) { killAt(t, step, how, later) })
+				}
 			}
 		}
+	}
+}
+
+func killAt(t *testing.T, step, how string, later bool) {
+	b := newBench(t)
+	expected, names := "", "f"
+	if how != "create" {
+		b.write("f", oldContent)
+		expected = hashText(oldContent)
+	}
+	if how == "overwrite" {
+		names = "f g"
+		if err := os.Link(b.path("f"), b.path("g")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childEnv+"="+step+":"+b.dir+":"+expected)
+	if out, err := child.CombinedOutput(); (err == nil) != (step == "-") {
+		t.Fatalf("the child: %v\n%s", err, out)
+	}
+	raw, err := os.ReadFile(b.path("f"))
+	exists, there := err == nil, string(raw) == newContent
+	if exists && !there && string(raw) != oldContent {
+		t.Fatalf("the file is torn: %q", raw)
+	}
+	if later = later && exists; later {
+		b.write("f", "theirs")
+	}
+	b.open()
+	out, placed, err := b.Settle(t.Context(), id(1))
+	switch {
+	case later && how == "overwrite" && (step == "armed" || step == "swapped"):
+		if err == nil {
+			t.Error("Settle claims to know what nobody can")
+		}
+	case err != nil || placed != there || placed && out != (Placed{"f", how == "create"}):
+		t.Errorf("Settle says %+v, %v, %v; it was there: %v", out, placed, err, there)
+	}
+	if got := b.names(); got != names && exists || !exists && got != "" {
+		t.Errorf("the directory has %s", got)
+	}
+	if later && b.content("f") != "theirs" {
+		t.Errorf("what was written later is lost: %q", b.content("f"))
 	}
 }
 

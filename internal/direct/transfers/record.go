@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -36,7 +37,8 @@ type record struct {
 	Temp string `json:"temp,omitempty"` // name in Dir
 	Name string `json:"name,omitempty"` // of the target in Dir
 	// Staged and Old are the new file and the one it replaces ("" when it
-	// creates), once armed.
+	// creates), once armed; without Temp, when the file is overwritten, the hashes
+	// of the two contents.
 	Staged string `json:"staged,omitempty"`
 	Old    string `json:"old,omitempty"`
 	// What is answered.
@@ -168,8 +170,8 @@ func (s *Service) settle(id string) (out Placed, ok bool, err error) {
 // it took effect. Nobody else removes temporary files, so an armed one that is
 // gone was renamed.
 func (r record) finish() (done bool, err error) {
-	if r.Temp == "" {
-		return false, nil
+	if r.Step == armed && r.Temp == "" {
+		return r.overwritten()
 	}
 	dir, err := os.OpenRoot(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) && r.Step == staging {
@@ -203,6 +205,21 @@ func (r record) finish() (done bool, err error) {
 		}
 	}
 	return done, errors.Join(dir.Remove(r.Temp), direct.SyncDir(dir))
+}
+
+// overwritten reports whether a file has the content that was to be written
+// into it.
+func (r record) overwritten() (bool, error) {
+	f, err := os.OpenFile(filepath.Join(r.Dir, r.Name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false, fmt.Errorf("looking for what a placement wrote: %w", err)
+	}
+	defer f.Close()
+	sum, err := hashOf(context.Background(), f)
+	if err == nil && sum != r.Staged && sum != r.Old {
+		err = errors.New("something else has written the file since")
+	}
+	return sum == r.Staged, err
 }
 
 // startBudget is how long New waits for file systems that do not answer, and

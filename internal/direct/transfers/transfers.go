@@ -5,8 +5,8 @@
 // It promises that content which was read to its end is that of one moment, and
 // that a reader hears of a change instead of an end when it is not; that a file
 // is replaced whole or not at all, over a crash too, only while it has the
-// content that the caller expected, and keeps its mode, owner and extended
-// attributes; that the new content is on disk before it is answered; and that it
+// content that the caller expected, and keeps its mode, owner, extended
+// attributes and further links; that the new content is on disk before it is answered; and that it
 // can be asked afterwards, for good, whether a placement took effect: to ask is
 // to settle, so a placement that is still under way when it was answered as not
 // made will not be made.
@@ -17,7 +17,6 @@
 package transfers
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -29,44 +28,31 @@ import (
 	"agentrelay/internal/fault"
 )
 
-// The refusals of placements, besides those of package direct and those that
-// writes share with them (hash_conflict, file_exists, read_only_file,
-// privileged_file of package files).
-var (
-	NotReplaceable = fault.Kind{Code: "not_replaceable", Hint: "Import to another path of the project, and let a command of the project (cp old new) or the owner move the content over."}
-	Corrupted      = fault.Kind{Code: "transfer_corrupted", Hint: "Nothing was changed. Repeat the import with a new requestId; if it fails again, the owner should look at the connection to that host and at its disk.", Retryable: true}
-)
+// Corrupted is the one refusal of this package. Placements share the others with
+// package direct and with the writes of package files.
+var Corrupted = fault.Kind{Code: "transfer_corrupted", Hint: "Nothing was changed. Repeat the import with a new requestId; if it fails again, the owner should look at the connection to that host and at its disk.", Retryable: true}
 
 // Kinds lists the refusals of this package for docs/errors.md.
-func Kinds() []fault.Kind { return []fault.Kind{NotReplaceable, Corrupted} }
+func Kinds() []fault.Kind { return []fault.Kind{Corrupted} }
 
-// The refusals that placements share with writes.
-var (
-	hashConflict   = files.HashConflict
-	fileExists     = files.FileExists
-	readOnlyFile   = files.ReadOnlyFile
-	privilegedFile = files.PrivilegedFile
-)
-
-// Options says what a [Service] works with. Lock, Now and Log may be nil.
+// Options says what a [Service] works with. Now and Log may be nil.
 type Options struct {
 	Host *direct.Host
+	// Files is the file tools of the same host. Their locks keep the two apart,
+	// and they write what can't be replaced by renaming.
+	Files *files.Service
 	// StateDir is a directory of this service alone, which it creates: the
 	// records of placements. It must be protected by the host's policy.
 	StateDir string
-	// Lock keeps other writers of this program away from the entries of a
-	// directory while one of them is replaced; release is called once. nil keeps
-	// only this service's own apart. Other programs are noticed, not kept away.
-	Lock func(ctx context.Context, dir direct.FileID) (release func(), err error)
-	Now  func() time.Time
-	Log  *slog.Logger
+	Now      func() time.Time
+	Log      *slog.Logger
 }
 
 // Service moves files of one host. It is safe for concurrent use. Two services
 // must not share a state directory.
 type Service struct {
 	host    *direct.Host
-	lock    func(ctx context.Context, dir direct.FileID) (release func(), err error)
+	files   *files.Service
 	now     func() time.Time
 	log     *slog.Logger
 	records records
@@ -81,10 +67,7 @@ const recordsDir = "placements"
 // crash has interrupted. Those whose file system does not answer in time are
 // settled when they are asked for.
 func New(o Options) (*Service, error) {
-	s := &Service{host: o.Host, lock: o.Lock, now: o.Now, log: o.Log, crash: func(string) {}}
-	if s.lock == nil {
-		s.lock = (&locks{held: map[direct.FileID]chan struct{}{}}).acquire
-	}
+	s := &Service{host: o.Host, files: o.Files, now: o.Now, log: o.Log, crash: func(string) {}}
 	if s.now == nil {
 		s.now = time.Now
 	}
