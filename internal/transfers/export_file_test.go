@@ -159,26 +159,32 @@ func TestRanges(t *testing.T) {
 			if c.status < 400 && body != c.body {
 				t.Errorf("the body is %q, want %q", body, c.body)
 			}
-			for _, h := range []string{"Cache-Control", "X-Content-Type-Options", "Referrer-Policy"} {
-				if resp.Header.Get(h) == "" {
-					t.Errorf("%s is missing", h)
-				}
-			}
-			if c.status != 404 && c.status != 416 {
-				return
-			}
-			var e struct {
-				Error struct{ Code, Message, Hint string }
-			}
-			if err := json.Unmarshal([]byte(body), &e); err != nil || e.Error.Code == "" || e.Error.Hint == "" {
-				t.Errorf("the refusal is %q, %v", body, err)
-			}
-			if resp.Header.Get("Content-Disposition") != "" {
-				t.Error("a refusal has the headers of a file")
-			}
+			wellFormed(t, resp, body)
 		})
 	}
 	r.becomes("r2", transfers.Completed)
+}
+
+// wellFormed checks the headers of every answer, and the form of a refusal.
+func wellFormed(t *testing.T, resp *http.Response, body string) {
+	t.Helper()
+	for _, h := range []string{"Cache-Control", "X-Content-Type-Options", "Referrer-Policy"} {
+		if resp.Header.Get(h) == "" {
+			t.Errorf("%s is missing", h)
+		}
+	}
+	if resp.StatusCode != 404 && resp.StatusCode != 416 {
+		return
+	}
+	var e struct {
+		Error struct{ Code, Message, Hint string }
+	}
+	if err := json.Unmarshal([]byte(body), &e); err != nil || e.Error.Code == "" || e.Error.Hint == "" {
+		t.Errorf("the refusal is %q, %v", body, err)
+	}
+	if resp.Header.Get("Content-Disposition") != "" {
+		t.Error("a refusal has the headers of a file")
+	}
 }
 
 // A file that came in several ranges was sent as one that came at once.

@@ -103,11 +103,11 @@ func TestImportRefusals(t *testing.T) {
 	r.is(r.importFile(r.importIn("f", "r1", s.URL, "")), transfers.Completed) // no refusal has used the id up
 }
 
-// What a source does wrong ends in a receipt, and changes nothing.
-func TestSourcesThatLie(t *testing.T) {
-	release := make(chan struct{})
+// liar is a source that does each thing wrong under a path of its own, and /r<n>
+// redirects n times.
+func liar(release chan struct{}) http.HandlerFunc {
 	chunk := strings.Repeat("x", 64<<10)
-	s, o := source(t, func(w http.ResponseWriter, req *http.Request) {
+	return func(w http.ResponseWriter, req *http.Request) {
 		flush := http.NewResponseController(w).Flush
 		switch req.URL.Path {
 		case "/forbidden":
@@ -167,7 +167,13 @@ func TestSourcesThatLie(t *testing.T) {
 		default:
 			serveNew(w, req)
 		}
-	})
+	}
+}
+
+// What a source does wrong ends in a receipt, and changes nothing.
+func TestSourcesThatLie(t *testing.T) {
+	release := make(chan struct{})
+	s, o := source(t, liar(release))
 	defer close(release)
 	o.Limits = transfers.Limits{FileBytes: 1 << 20, Stall: 150 * time.Millisecond}
 	r := newRig(t, o)
