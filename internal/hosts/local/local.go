@@ -109,7 +109,7 @@ func Open(o Options) (*Host, error) {
 	if h.Files, err = files.New(files.Options{Host: h.Host, StateDir: stateDir(o.Config, "files"), Now: o.Now, Log: o.Log}); err != nil {
 		return nil, err
 	}
-	h.Placements, err = transfers.New(transfers.Options{Host: h.Host, StateDir: stateDir(o.Config, "transfers"), Lock: h.Files.Lock, Now: o.Now, Log: o.Log})
+	h.Placements, err = transfers.New(transfers.Options{Host: h.Host, StateDir: stateDir(o.Config, "transfers"), Files: h.Files, Now: o.Now, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
