@@ -128,6 +128,11 @@ type ByCommand struct {
 	CommandID string `json:"commandId"`
 }
 
+// RevokedOut counts the transfers that were ended.
+type RevokedOut struct {
+	Transfers int `json:"transfers"`
+}
+
 // AuditIn asks for the newest entries of the audit log, 1 to 1000.
 type AuditIn struct {
 	Limit int `json:"limit"`
@@ -258,6 +263,12 @@ var (
 		return b.Transfers.AllTransfers(ctx, in)
 	}}
 
+	// RevokeTransfers ends transfers and their links.
+	RevokeTransfers = Command[transfers.RevokeIn, RevokedOut]{"transfers.revoke", func(ctx context.Context, b *Backend, in transfers.RevokeIn) (RevokedOut, error) {
+		n, err := b.Transfers.Revoke(ctx, principal.Owner(in.Owner), in)
+		return RevokedOut{n}, err
+	}}
+
 	// ResetPassword gives the owner a new password and ends every remembered
 	// session of the consent page.
 	ResetPassword = Command[None, PasswordOut]{"owner.reset-password", resetPassword}
@@ -270,7 +281,7 @@ var table = []interface {
 }{
 	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
 	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets,
-	ListCommands, ShowCommand, CancelCommand, ListTransfers, ResetPassword,
+	ListCommands, ShowCommand, CancelCommand, ListTransfers, RevokeTransfers, ResetPassword,
 }
 
 func (c Command[In, Out]) label() string { return c.name }

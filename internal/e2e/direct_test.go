@@ -182,6 +182,42 @@ func TestDirectCommands(t *testing.T) {
 	noSupervisors(t, h)
 }
 
+// A call that waits is answered when the gateway is asked to stop; what it waits
+// for goes on.
+func TestStopEndsTheWaitForACommand(t *testing.T) {
+	h := rig.NewHome(t, binary)
+	dir := withProjects(t, h)
+	g := h.Serve()
+	c := h.Authorize("waiter")
+	s := connect(t, c)
+	answer := make(chan commands.RunDirectCommandOut, 1)
+	go func() {
+		var out commands.RunDirectCommandOut
+		err := s.Call(context.Background(), "run_direct_command", object{
+			"projectId": "site", "requestId": "w", "argv": []string{"sh", "-c", "touch here; sleep 600"}, "timeoutMs": 3600000, "waitMs": 20000,
+		}, &out)
+		if err != nil {
+			t.Errorf("the call that waits: %v", err)
+		}
+		answer <- out
+	}()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(dir, "here")); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	begun := time.Now()
+	if code := g.Stop(); code != 0 || time.Since(begun) > 5*time.Second {
+		t.Errorf("the gateway ended with %d after %v", code, time.Since(begun))
+	}
+	out := <-answer
+	if out.State != record.Running {
+		t.Errorf("the call that waits is answered %+v", out)
+	}
+	h.OK("commands", "cancel", out.CommandID)
+	noSupervisors(t, h)
+}
+
 // finish waits for the end of a command and reads all of its output.
 func finish(t *testing.T, s *client.Session, requestID string) (out commands.ReadDirectCommandOut) {
 	t.Helper()
@@ -391,6 +427,13 @@ func TestDirectTransfers(t *testing.T) {
 	ticket := strings.Split(exported.DownloadURL, "/")[4]
 	if !strings.Contains(list, "e1") || !strings.Contains(list, "i1") || strings.Contains(list, ticket) {
 		t.Errorf("the transfers are\n%s", list)
+	}
+	second := do[transfers.Transfer](t, s, "export_direct_file", object{"projectId": "site", "path": "data.bin", "requestId": "e2"})
+	if out := h.OK("transfers", "revoke", "e2"); !strings.Contains(out, "ended") {
+		t.Errorf("a revocation says %q", out)
+	}
+	if now := do[transfers.Transfer](t, s, "get_direct_transfer", object{"requestId": "e2"}); second.DownloadURL == "" || now.State != transfers.Revoked || now.DownloadURL != "" {
+		t.Errorf("after its revocation: %+v", now)
 	}
 	audit := h.OK("status", "--audit", "50")
 	if !strings.Contains(audit, "file.export") || !strings.Contains(audit, "file.import") {

@@ -53,12 +53,11 @@ func (w *workspace) close(ctx context.Context) error {
 	if w == nil {
 		return nil
 	}
-	var err error
-	if w.transfers != nil {
-		err = w.transfers.Close(ctx)
-	}
 	w.local.Close()
-	return err
+	if w.transfers == nil {
+		return nil
+	}
+	return w.transfers.Close(ctx)
 }
 
 // resolve returns the canonical id of a host that a caller names.

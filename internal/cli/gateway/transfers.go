@@ -7,6 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentrelay/internal/admin"
+	"agentrelay/internal/hosts/local"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/transfers"
 )
 
@@ -14,8 +16,40 @@ func (a *app) transfersCommand() *cobra.Command {
 	return a.group("transfers", "Look at the files that clients exported and imported",
 		`An export gives a client a link from which a file of a project can be downloaded for a
 while; an import puts a file of the internet into a project.`,
-		`  gateway transfers list`,
-		a.transfersListCommand())
+		`  gateway transfers list
+  gateway transfers revoke <requestId>`,
+		a.transfersListCommand(), a.transfersRevokeCommand())
+}
+
+func (a *app) transfersRevokeCommand() *cobra.Command {
+	in := transfers.RevokeIn{HostID: local.ID()}
+	c := a.withJSON(&cobra.Command{
+		Use:   "revoke <requestId>",
+		Short: "End a transfer and its link",
+		Long: `The link stops working at once, downloads of it are cut, and a transfer that is under
+way is broken off. What was imported or downloaded before stays where it is.`,
+		Example: `  gateway transfers list
+  gateway transfers revoke export-1`,
+		Args: exact("the request id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.RequestID = args[0]
+			out, err := call(a, cmd, admin.RevokeTransfers, in)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(a.Stdout, out)
+			}
+			text := "It is ended, and its link with it."
+			if out.Transfers == 0 {
+				text = "It had ended before, and it has no link."
+			}
+			_, err = fmt.Fprintln(a.Stdout, text)
+			return err
+		},
+	})
+	c.Flags().StringVar(&in.Owner, "owner", principal.SharedOwner, "the `owner` whose transfer it is, as transfers list --json shows it")
+	return c
 }
 
 func (a *app) transfersListCommand() *cobra.Command {
