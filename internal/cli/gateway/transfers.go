@@ -48,7 +48,7 @@ way is broken off. What was imported or downloaded before stays where it is.`,
 			return err
 		},
 	})
-	c.Flags().StringVar(&in.Owner, "owner", principal.SharedOwner, "the `owner` whose transfer it is, as transfers list --json shows it")
+	c.Flags().StringVar(&in.Owner, "owner", principal.SharedOwner, "the `owner` whose transfer it is")
 	return c
 }
 
