@@ -93,13 +93,16 @@ var (
 	NotPermitted = Kind{"not_permitted", "Ask the owner to allow it.", false}
 	// InvalidCursor is a cursor that continues another list, or none.
 	InvalidCursor = Kind{"invalid_cursor", "Pass nextCursor unchanged, with the other arguments of the call that gave it, or leave cursor out to start again.", false}
+	// KeyConflict is a caller key that was used with other arguments; every
+	// family of keys has it.
+	KeyConflict = Kind{"key_conflict", "This id belongs to an earlier call with other arguments, which can be read under it. Give this call an id of its own.", false}
 	// Unavailable is trouble in our own store: nothing was decided, try again.
 	Unavailable = Kind{"unavailable", "The gateway cannot reach its own store right now. Repeat the call with the same ids in a few seconds.", true}
 )
 
 // Kinds lists the kinds of this package for docs/errors.md.
 func Kinds() []Kind {
-	return []Kind{InvalidArguments, InvalidCursor, NotPermitted, Unavailable, Internal}
+	return []Kind{InvalidArguments, InvalidCursor, KeyConflict, NotPermitted, Unavailable, Internal}
 }
 
 // From returns the refusal in err's chain, or an [Internal] one that wraps

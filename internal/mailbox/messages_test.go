@@ -72,13 +72,13 @@ func TestSendRefusesWhatBreaksARule(t *testing.T) {
 		{"a second answer", func(in *mailbox.SendPeerMessageIn) {
 			in.FromPeerID, in.ToPeerID, in.InReplyTo = "b", "a", &answered.MessageID
 		}, mailbox.AlreadyReplied, answer.MessageID},
-		{"a used messageId with another text", func(in *mailbox.SendPeerMessageIn) { in.MessageID = first.MessageID }, mailbox.KeyConflict, "another text."},
+		{"a used messageId with another text", func(in *mailbox.SendPeerMessageIn) { in.MessageID = first.MessageID }, fault.KeyConflict, "another text."},
 		{"the messageId of an answer without inReplyTo", func(in *mailbox.SendPeerMessageIn) {
 			in.MessageID, in.FromPeerID, in.ToPeerID, in.Text = answer.MessageID, "b", "a", "the answer"
-		}, mailbox.KeyConflict, "another inReplyTo."},
+		}, fault.KeyConflict, "another inReplyTo."},
 		{"a used messageId with all else", func(in *mailbox.SendPeerMessageIn) {
 			in.MessageID, in.FromPeerID, in.ToPeerID, in.InReplyTo = first.MessageID, "b", "a", &first.MessageID
-		}, mailbox.KeyConflict, "another fromPeerId, toPeerId, inReplyTo, text."},
+		}, fault.KeyConflict, "another fromPeerId, toPeerId, inReplyTo, text."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := sendIn("a", "b", "secret text of a refused message")

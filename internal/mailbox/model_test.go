@@ -71,7 +71,7 @@ func (m *model) send(in mailbox.SendPeerMessageIn, now int64) (_ fault.Kind, dup
 	if x := m.find(in.MessageID); x != nil {
 		switch {
 		case !cmp.Equal(x.in, in):
-			return mailbox.KeyConflict, false
+			return fault.KeyConflict, false
 		case x.purge != 0:
 			return mailbox.MessagePurged, false
 		}

@@ -162,7 +162,7 @@ func TestPurgeRemovesOldProcessedTextAndKeepsTheRules(t *testing.T) {
 	other := root
 	other.Text = "something else"
 	_, err = b.SendPeerMessage(t.Context(), b.who, other)
-	refused(t, err, mailbox.KeyConflict)
+	refused(t, err, fault.KeyConflict)
 	_, err = b.GetPeerMessage(t.Context(), b.who, mailbox.GetPeerMessageIn{MessageID: root.MessageID, PeerID: new("b")})
 	refused(t, err, mailbox.MessagePurged)
 	_, err = b.AckPeerMessage(t.Context(), b.who, mailbox.AckPeerMessageIn{MessageID: root.MessageID, PeerID: "b"})

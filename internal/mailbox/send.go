@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
@@ -102,7 +103,8 @@ func (m newMessage) checkRepeats(stored messageRow) error {
 			other = append(other, a.name)
 		}
 	}
-	return KeyConflict.Newf("messageId was used at %s with another %s.", stored.CreatedAt, strings.Join(other, ", "))
+	return fault.KeyConflict.Newf("messageId was used at %s with another %s.", stored.CreatedAt, strings.Join(other, ", ")).
+		WithHint("get_peer_message shows what this messageId was used for. If your message is another one, send it with a new UUID.")
 }
 
 // send stores a message whose id is new.

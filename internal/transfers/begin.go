@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	host "agentrelay/internal/direct/transfers"
+	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
@@ -106,7 +107,8 @@ func (r request) checkRepeats(stored row) error {
 	if bytes.Equal(r.fingerprint(), stored.fingerprint) {
 		return nil
 	}
-	return KeyConflict.Newf("requestId was used at %s for an %s with other arguments.", stored.CreatedAt, stored.Direction)
+	return fault.KeyConflict.Newf("requestId was used at %s for an %s with other arguments.", stored.CreatedAt, stored.Direction).
+		WithHint("get_direct_transfer shows what this requestId was used for. If your transfer is another one, give it a new requestId.")
 }
 
 // beginAlone is beginNew for one call of a key at a time: those that come

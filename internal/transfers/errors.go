@@ -6,7 +6,6 @@ import "agentrelay/internal/fault"
 // and transfers below it). Those that end a transfer stand in its receipt.
 var (
 	UnknownTransfer  = fault.Kind{Code: "unknown_transfer", Hint: "Check requestId and hostId. To learn whether a call arrived, repeat it with its own requestId and arguments."}
-	KeyConflict      = fault.Kind{Code: "key_conflict", Hint: "get_direct_transfer shows what this requestId was used for. If your transfer is another one, give it a new requestId."}
 	TransferTooLarge = fault.Kind{Code: "transfer_too_large", Hint: "Split or compress the file with a command of the project, or ask the owner to raise transfers.maxFileBytes in the gateway's config."}
 	TooManyTransfers = fault.Kind{Code: "too_many_transfers", Hint: "Wait until running transfers have ended and download links have expired (ten minutes by default), then repeat the call.", Retryable: true}
 	SpoolFull        = fault.Kind{Code: "spool_full", Hint: "Repeat the call when download links have expired (ten minutes by default), or ask the owner to free disk space or to raise transfers.spoolBytes in the gateway's config.", Retryable: true}
@@ -22,8 +21,7 @@ var (
 	TooManyDownloads = fault.Kind{Code: "too_many_downloads", Hint: "Wait until another download of this link has ended, then repeat the request.", Retryable: true}
 )
 
-// Kinds lists the refusals of this package for docs/errors.md, without
-// key_conflict, which all families of caller keys have.
+// Kinds lists the refusals of this package for docs/errors.md.
 func Kinds() []fault.Kind {
 	return []fault.Kind{
 		UnknownTransfer, TransferTooLarge, TooManyTransfers, SpoolFull, DownloadRefused, DownloadFailed, DownloadStalled, ContentMismatch,

@@ -550,7 +550,7 @@ func TestExportRefusals(t *testing.T) {
 	}
 	r.write("g", "content")
 	_, err := r.ExportDirectFile(t.Context(), r.who, r.exportIn("g", "r1"))
-	refused(t, err, transfers.KeyConflict)
+	refused(t, err, fault.KeyConflict)
 }
 
 func TestManyIdenticalExportsAreOne(t *testing.T) {

@@ -58,9 +58,9 @@ func TestImportCreatesAndReplaces(t *testing.T) {
 	}
 	in.File.FileID = "another"
 	_, err := r.ImportDirectFile(t.Context(), r.who, in)
-	refused(t, err, transfers.KeyConflict)
+	refused(t, err, fault.KeyConflict)
 	_, err = r.ExportDirectFile(t.Context(), r.who, r.exportIn("g", "r1"))
-	refused(t, err, transfers.KeyConflict)
+	refused(t, err, fault.KeyConflict)
 }
 
 func TestImportRefusals(t *testing.T) {

@@ -88,7 +88,7 @@ func TestOneKeyIsOneEffect(t *testing.T) {
 		if _, err := h.tryRun("same", "echo x >> ran", c); err == nil {
 			t.Errorf("another %s: no refusal", name)
 		} else {
-			refused(t, err, commands.KeyConflict)
+			refused(t, err, fault.KeyConflict)
 		}
 	}
 	// waitMs is no part of what the key stands for, and other owners have other keys.

@@ -16,8 +16,6 @@ var (
 	CommandEnded         = fault.Kind{Code: "command_ended", Hint: "Nothing was written. read_direct_command shows how it ended; run it again with a new requestId to give it other input."}
 	StdinClosed          = fault.Kind{Code: "stdin_closed", Hint: "Nothing was written. A command takes input only when it is run with stdin open, and until an input with eof."}
 	CommandsClosed       = fault.Kind{Code: "commands_closed", Hint: "The gateway is stopping. Repeat the call with the same ids in a few seconds.", Retryable: true}
-	// KeyConflict has its place on the list of refusals with package mailbox.
-	KeyConflict = fault.Kind{Code: "key_conflict", Hint: "read_direct_command with this requestId shows what it was used for. If this is another command or another input, give it an id of its own."}
 )
 
 // The codes of the error in a receipt.
@@ -33,7 +31,7 @@ var (
 
 // Kinds lists the refusals of this package for docs/errors.md, the errors of
 // receipts last. Malformed arguments are refused with [fault.InvalidArguments],
-// a key that was used for something else with key_conflict.
+// a key that was used for something else with [fault.KeyConflict].
 func Kinds() []fault.Kind {
 	return append([]fault.Kind{
 		CommandsDisabled, CommandNotRegistered, TooManyCommands, UnknownCommand, CommandEnded, StdinClosed, CommandsClosed,
@@ -42,4 +40,9 @@ func Kinds() []fault.Kind {
 
 func receiptKinds() []fault.Kind {
 	return []fault.Kind{NotStarted, Interrupted, NotFound, NotExecutable, NoDirectory, ExecFailed, SupervisorFailed}
+}
+
+// keyConflict is a requestId or inputId that was used for something else.
+func keyConflict(message string) *fault.Error {
+	return fault.KeyConflict.New(message).WithHint("read_direct_command with this requestId shows what it was used for. If this is another command or another input, give it an id of its own.")
 }

@@ -33,7 +33,7 @@ func (s *Service) WriteDirectCommandInput(ctx context.Context, who principal.Pri
 	case err != nil:
 		return WriteDirectCommandInputOut{}, err
 	case a.Refused == record.InputConflict:
-		return WriteDirectCommandInputOut{}, KeyConflict.New("inputId was used for other input to this command.")
+		return WriteDirectCommandInputOut{}, keyConflict("inputId was used for other input to this command.")
 	case a.Refused == record.StdinClosed:
 		return WriteDirectCommandInputOut{}, StdinClosed.New("The command's stdin is closed.")
 	case a.Input == nil:

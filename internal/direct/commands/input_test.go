@@ -26,7 +26,7 @@ func TestStdin(t *testing.T) {
 		t.Fatalf("got %+v", again)
 	}
 	_, err := h.WriteDirectCommandInput(context.Background(), owner, commands.WriteDirectCommandInputIn{CommandID: id, InputID: "i1", Text: new("other")})
-	refused(t, err, commands.KeyConflict)
+	refused(t, err, fault.KeyConflict)
 	if got, err := h.ReadDirectCommand(context.Background(), owner, commands.ReadDirectCommandIn{CommandID: &id, WaitMs: new(5000)}); err != nil || text(got.Output) != "one\n" {
 		t.Fatalf("got %+v, %v", got, err)
 	}

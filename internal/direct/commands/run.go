@@ -70,7 +70,7 @@ func (s *Service) recorded(ctx context.Context, who principal.Principal, c check
 	}
 	// A tombstone has no arguments, so it is a repeat of any.
 	if !rec.Tombstone && rec.Fingerprint != c.fingerprint() {
-		return record.Record{}, false, KeyConflict.New("requestId was used for a command with other arguments.")
+		return record.Record{}, false, keyConflict("requestId was used for a command with other arguments.")
 	}
 	return rec, true, nil
 }
