@@ -1,11 +1,14 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/gofrs/flock"
 )
@@ -30,23 +33,40 @@ func (e *LockedError) Error() string {
 
 type lock struct{ f *flock.Flock }
 
-// acquire takes the exclusive lock of dir without waiting and writes our pid
-// into it. The kernel drops the lock when the process ends, however it ends.
+// handOver is how long the lock of a process that is gone is waited for. A
+// gateway that is killed while it starts a program leaves a copy of its open
+// files behind until that program is executed.
+const handOver = 2 * time.Second
+
+// acquire takes the exclusive lock of dir and writes our pid into it. It does not
+// wait for a process that lives. The kernel drops the lock when the process ends,
+// however it ends.
 func acquire(dir string) (*lock, error) {
 	path := filepath.Join(dir, lockName)
 	f := flock.New(path, flock.SetPermissions(0o600))
-	ok, err := f.TryLock()
-	if err != nil {
-		return nil, fmt.Errorf("locking %s: %w", dir, err)
-	}
-	if !ok {
-		return nil, &LockedError{Dir: dir, PID: holder(path)}
+	for deadline := time.Now().Add(handOver); ; time.Sleep(5 * time.Millisecond) {
+		ok, err := f.TryLock()
+		if err != nil {
+			return nil, fmt.Errorf("locking %s: %w", dir, err)
+		}
+		if ok {
+			break
+		}
+		if pid := holder(path); pid == 0 || alive(pid) || time.Now().After(deadline) {
+			return nil, &LockedError{Dir: dir, PID: pid}
+		}
 	}
 	if err := os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("writing the pid to %s: %w", path, err)
 	}
 	return &lock{f}, nil
+}
+
+// alive reports whether a process is there, also one of another user.
+func alive(pid int) bool {
+	err := syscall.Kill(pid, 0)
+	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
 func holder(path string) int {
