@@ -117,8 +117,8 @@ func TestDirectFiles(t *testing.T) {
 	}
 	do[object](t, s, "list_hosts", object{})
 
-	audit := h.OK("status", "--audit", "50")
-	for _, want := range []string{"file.write", "file.edit", "file.read", "file.search", "src/main.txt", "project \"gone\""} {
+	audit := h.OK("status", "--audit", "50", "--json")
+	for _, want := range []string{"file.write", "file.edit", "file.read", "file.search", "src/main.txt", `project \"gone\"`} {
 		if !strings.Contains(audit, want) {
 			t.Errorf("the status lacks %s:\n%s", want, audit)
 		}
@@ -170,7 +170,7 @@ func TestDirectCommands(t *testing.T) {
 	if out := h.OK("commands", "show", short.CommandID); !strings.Contains(out, "exited 0") || !strings.Contains(out, "hello") {
 		t.Errorf("a command is shown as\n%s", out)
 	}
-	audit := h.OK("status", "--audit", "50")
+	audit := h.OK("status", "--audit", "50", "--json")
 	for _, want := range []string{"command.run", "command.input", "command.cancel"} {
 		if !strings.Contains(audit, want) {
 			t.Errorf("the audit log lacks %s:\n%s", want, audit)
@@ -436,7 +436,7 @@ func TestDirectTransfers(t *testing.T) {
 	if now := do[transfers.Transfer](t, s, "get_direct_transfer", object{"requestId": "e2"}); second.DownloadURL == "" || now.State != transfers.Revoked || now.DownloadURL != "" {
 		t.Errorf("after its revocation: %+v", now)
 	}
-	audit := h.OK("status", "--audit", "50")
+	audit := h.OK("status", "--audit", "50", "--json")
 	if !strings.Contains(audit, "file.export") || !strings.Contains(audit, "file.import") {
 		t.Errorf("the audit log is\n%s", audit)
 	}
