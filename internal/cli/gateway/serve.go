@@ -40,6 +40,7 @@ database of a newer version. A service manager should not restart it after 78.`,
 }
 
 func (a *app) serve(ctx context.Context) error {
+	gateway.TuneMemory(a.Getenv)
 	path, named, err := a.path()
 	if err != nil {
 		return err
