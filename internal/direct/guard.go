@@ -124,9 +124,6 @@ func isDotGit(name string) bool {
 	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
-// IsGit reports whether name is that of a Git directory on any file system.
-func IsGit(name string) bool { return isDotGit(name) }
-
 func foldPath(p string) string { return foldName(path.Clean(p)) }
 
 // foldName maps the names that a file system may take for the same to one form.

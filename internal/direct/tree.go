@@ -7,6 +7,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 )
 
@@ -97,8 +98,6 @@ type Place struct {
 	// Info is what Lstat says of the entry: never a link. It is nil when there
 	// is nothing, which [Tree.Find] answers only for the last component.
 	Info fs.FileInfo
-	// Parents are the directories from the project's own to Dir.
-	Parents []fs.FileInfo
 }
 
 // Close releases the directory.
@@ -364,19 +363,14 @@ func (f *finder) place(name string, info fs.FileInfo) (*Place, error) {
 	if p.Path == "." {
 		p.Path = ""
 	}
-	root, err := f.t.root.Stat(".")
-	if err != nil {
-		return nil, err
-	}
-	p.Parents = append(p.Parents, root)
-	for _, s := range f.stack {
-		p.Parents = append(p.Parents, s.info)
-	}
 	if n := len(f.stack); n > 0 {
 		p.Dir = f.stack[n-1].dir
 		f.stack = f.stack[:n-1]
-	} else if p.Dir, err = f.t.root.OpenRoot("."); err != nil {
-		return nil, err
+	} else {
+		var err error
+		if p.Dir, err = f.t.root.OpenRoot("."); err != nil {
+			return nil, err
+		}
 	}
 	if f.access == ToRead || info == nil {
 		return p, nil
@@ -418,12 +412,15 @@ func OpenDir(dir *os.Root, name string, info fs.FileInfo) (*os.Root, error) {
 	return sub, nil
 }
 
-// SyncDir makes the names in dir durable.
+// SyncDir makes the names in dir durable, on file systems that can be asked to.
 func SyncDir(dir *os.Root) error {
 	d, err := dir.Open(".")
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	return d.Sync()
+	if err := d.Sync(); !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOTSUP) {
+		return err
+	}
+	return nil
 }

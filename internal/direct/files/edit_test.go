@@ -374,3 +374,17 @@ func FuzzEdit(f *testing.F) {
 		}
 	})
 }
+
+func TestResultsOfEditsAreKeptForAWeek(t *testing.T) {
+	b := newBench(t)
+	b.put("f", "a")
+	_, err := b.edit("f", "a", "b")
+	check(t, err)
+	kept := func() int { return len(must(os.ReadDir(b.state + "/files/edits"))(t)) }
+	for _, c := range []struct{ day, kept int }{{0, 1}, {6, 1}, {8, 0}} {
+		must(files.New(files.Options{Host: b.host, StateDir: b.state + "/files", Now: func() time.Time { return time.Now().AddDate(0, 0, c.day) }}))(t)
+		if kept() != c.kept {
+			t.Errorf("on day %d %d results are kept", c.day, kept())
+		}
+	}
+}

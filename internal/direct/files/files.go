@@ -54,7 +54,6 @@ type Service struct {
 
 	locks   locks
 	results results
-	workers chan struct{} // bounds the files that all searches read at once
 
 	crash func(step string) // tests end the process here
 }
@@ -75,8 +74,8 @@ func New(o Options) (*Service, error) {
 			return nil, fmt.Errorf("making the state directory of the file tools: %w", err)
 		}
 	}
-	s.workers = make(chan struct{}, searchWorkers)
 	s.results = results{dir: filepath.Join(s.state, resultsDir), now: s.now}
+	s.results.prune()
 	s.sweep()
 	s.recover()
 	return s, nil

@@ -3,6 +3,7 @@ package files
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -173,7 +174,15 @@ func (s *Service) recoverOne(path string) error {
 		return err
 	}
 	if inodeOf(info) != rec.Inode || !info.Mode().IsRegular() {
-		return fmt.Errorf("another file stands there now")
+		return errors.New("another file stands there now")
+	}
+	release, err := s.locks.acquire(context.Background(), direct.Identify(info)) // a slow file system may answer when writing goes on
+	if err != nil {
+		return err
+	}
+	defer release()
+	if info, err = f.Stat(); err != nil {
+		return err
 	}
 	old := io.NewSectionReader(copied, offset, rec.OldSize)
 	content := io.NewSectionReader(copied, offset+rec.OldSize, rec.NewSize)

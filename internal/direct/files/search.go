@@ -11,8 +11,9 @@ import (
 	"agentrelay/internal/direct"
 )
 
-// searchWorkers is how many files all searches of a service read at once.
-var searchWorkers = min(8, 2*runtime.NumCPU())
+// maxWorkers is how many files a search reads at once, where there are that many
+// processors.
+const maxWorkers = 8
 
 // searchAhead is how many files a search may be ahead of the first one whose
 // matches are not known yet.
@@ -113,7 +114,7 @@ func (q *search) run(ctx context.Context) (SearchDirectFilesOut, *position, erro
 		defer close(todo)
 		walked = q.walk(ctx, ordered, todo)
 	})
-	for range searchWorkers {
+	for range min(maxWorkers, 2*runtime.GOMAXPROCS(0)) {
 		group.Go(func() {
 			sc := scanner{p: q.pattern, max: q.limit + 1, context: q.context}
 			for j := range todo {
@@ -243,8 +244,6 @@ func (q *search) scan(ctx context.Context, sc *scanner, j *job) {
 	if ctx.Err() != nil {
 		return
 	}
-	q.s.workers <- struct{}{}
-	defer func() { <-q.s.workers }()
 	info, err := j.dir.Lstat(j.name)
 	if err == nil {
 		j.protected = q.t.Protects(j.path, info)

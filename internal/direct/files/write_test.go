@@ -1,6 +1,7 @@
 package files_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,8 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -356,4 +359,37 @@ func TestImportStagesAndCommits(t *testing.T) {
 	if path != "moved/new" {
 		t.Errorf("opened %q", path)
 	}
+}
+
+func TestAWriteThatHangsDelaysNoOtherDirectory(t *testing.T) {
+	b := newBench(t)
+	check(t, os.Mkdir(b.dir+"/slow", 0o755))
+	hangs, goOn := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	b.OnStep(func(step string) {
+		if step == "staged" && first.CompareAndSwap(false, true) {
+			close(hangs)
+			<-goOn
+		}
+	})
+	var group sync.WaitGroup
+	group.Go(func() {
+		_, err := b.write("slow/f", "x", nil)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-hangs
+	_, err := b.write("f", "x", nil)
+	check(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = b.WriteDirectFile(ctx, files.WriteDirectFileIn{ProjectID: "p", Path: "slow/g"})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a write that waits got %v", err)
+	}
+	close(goOn)
+	group.Wait()
+	_, err = b.write("slow/g", "x", nil)
+	check(t, err)
 }
