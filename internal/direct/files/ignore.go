@@ -2,7 +2,6 @@ package files
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path"
@@ -232,5 +231,3 @@ func (g *glob) match(below string) bool {
 	}
 	return doublestar.MatchUnvalidated(g.pattern, path.Base(below))
 }
-
-var errStop = errors.New("stop")

@@ -3,6 +3,7 @@ package files
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,7 +180,7 @@ func differences(data []byte, s span, old string) []string {
 	}
 	there, given := takeApart(string(data[s.from:s.to])), takeApart(old)
 	note(startDiffers(string(data[:s.from]), given.gaps[0]))
-	for at := range merged(there.gaps, given.gaps) {
+	for _, at := range places(there.gaps, given.gaps) {
 		if at > 0 && at < there.length {
 			note(gapDiffers(there.gaps[at], given.gaps[at]))
 		}
@@ -233,14 +234,11 @@ func runeLength(s string) int {
 	return n
 }
 
-func merged(a, b map[int]string) map[int]bool {
-	out := map[int]bool{}
-	for _, m := range []map[int]string{a, b} {
-		for at := range m {
-			out[at] = true
-		}
-	}
-	return out
+// places are where either of two texts has a gap, in order.
+func places(a, b map[int]string) []int {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // inkClasses are the ways in which texts differ that are seen, or nearly.

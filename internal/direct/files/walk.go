@@ -29,6 +29,9 @@ type walk struct {
 	visit func(found) error
 }
 
+// errStop is what visit returns to end a walk before its end.
+var errStop = errors.New("stop")
+
 // found is an entry on a walk.
 type found struct {
 	dir  *sharedDir
