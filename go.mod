@@ -120,3 +120,6 @@ require (
 )
 
 tool honnef.co/go/tools/cmd/staticcheck
+
+// internal/oauth/oryx/go.mod says why.
+replace github.com/ory/x => ./internal/oauth/oryx
