@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
@@ -39,8 +40,8 @@ const (
 )
 
 // rest gives memory back to the system when a time of work is over, once, until
-// ctx ends. shrink is called before, to let go of what only work needs.
-func rest(ctx context.Context, after time.Duration, shrink func()) {
+// ctx ends.
+func (g *Gateway) rest(ctx context.Context, after time.Duration) {
 	tick := time.NewTicker(after)
 	defer tick.Stop()
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -56,7 +57,10 @@ func rest(ctx context.Context, after time.Duration, shrink func()) {
 		now := allocated[0].Value.Uint64()
 		quiet := now-before < restBelow
 		if quiet && worked {
-			shrink()
+			if err := g.store.Shrink(ctx); err != nil && ctx.Err() == nil {
+				g.log.Warn("the store could not give back memory", "error", err)
+			}
+			runtime.GC() // what pools keep goes with the second collection
 			debug.FreeOSMemory()
 		}
 		before, worked = now, !quiet

@@ -63,7 +63,7 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 		errs <- admin.Serve(serving, socket, g.backend())
 		stopServing()
 	})
-	wg.Go(func() { rest(serving, restAfter, g.store.Shrink) })
+	wg.Go(func() { g.rest(serving, restAfter) })
 	wg.Go(func() { g.sweep(serving, "oauth", oauthSweep, g.oauth.Sweep) })
 	wg.Go(func() { g.sweep(serving, "audit", auditSweep, g.sweepAudit) })
 	wg.Go(func() { g.sweep(serving, "events", eventSweep, g.sweepEvents) })
