@@ -42,7 +42,8 @@ func (s *Service) ImportDirectFile(ctx context.Context, who principal.Principal,
 }
 
 // GetDirectTransfer answers the receipt of a transfer in its present state. It
-// begins nothing again.
+// begins nothing again. The link of an export is for clients that may read files,
+// whoever exported it.
 //
 // Refusals: invalid_arguments, unknown_transfer.
 func (s *Service) GetDirectTransfer(ctx context.Context, who principal.Principal, in GetDirectTransferIn) (Transfer, error) {
@@ -61,7 +62,7 @@ func (s *Service) GetDirectTransfer(ctx context.Context, who principal.Principal
 			return Transfer{}, err
 		}
 	}
-	return s.answer(ctx, stored)
+	return s.answer(ctx, who, stored)
 }
 
 func (s *Service) read(ctx context.Context, query string, args ...any) (r row, ok bool, err error) {
@@ -97,7 +98,7 @@ func (s *Service) begin(ctx context.Context, who principal.Principal, r request,
 	if stored, err = s.wait(ctx, stored, r.wait); err != nil {
 		return Transfer{}, err
 	}
-	out, err := s.answer(ctx, stored)
+	out, err := s.answer(ctx, who, stored)
 	out.Duplicate = ok
 	return out, err
 }

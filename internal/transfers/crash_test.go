@@ -78,7 +78,7 @@ func runChild(spec string) {
 	svc, err := transfers.New(ctx, transfers.Options{Store: s, Hosts: oneHost{h, kill}, PublicBaseURL: "http://127.0.0.1", Safedial: safedial.Options{AllowLoopback: true, RootCAs: pool}})
 	must(err)
 	svc.Crash(kill)
-	who := principal.Principal{Owner: principal.SharedOwner, ClientID: "client-1"}
+	who := principal.Principal{Owner: principal.SharedOwner, ClientID: "client-1", Permissions: principal.Full()}
 	r := &rig{}
 	var out transfers.Transfer
 	if url == "-" {

@@ -20,6 +20,7 @@ import (
 
 	"agentrelay/internal/direct"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 	"agentrelay/internal/transfers"
 )
@@ -67,6 +68,26 @@ func TestExportRoundTrip(t *testing.T) {
 	raw, err := json.Marshal(out)
 	if err != nil || !strings.Contains(string(raw), `"expiresAt":"2026-03-01T09:10:00.000Z"`) {
 		t.Errorf("%s, %v", raw, err)
+	}
+}
+
+// TestLinksAreForThoseWhoMayRead: a client that may only write sees the receipt,
+// not a way to the bytes.
+func TestLinksAreForThoseWhoMayRead(t *testing.T) {
+	r := newRig(t, transfers.Options{})
+	r.write("f", "content")
+	r.export("f", "r1")
+	writer := r.who
+	writer.ClientID, writer.Permissions = "client-2", principal.Full().Without(principal.FilesRead)
+	out, err := r.GetDirectTransfer(t.Context(), writer, transfers.GetDirectTransferIn{HostID: "local", RequestID: "r1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.is(out, transfers.Ready); out.DownloadURL != "" {
+		t.Error("it is given the link")
+	}
+	if r.get("r1").DownloadURL == "" {
+		t.Error("the client that may read is given none")
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path"
 	"sync"
 
+	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
 
@@ -71,14 +72,15 @@ func deleteTickets(tx *store.Tx, id int64) error {
 	return nil
 }
 
-// answer is a row as its owner sees it now. A link that was given out by an
-// earlier run still works, but can't be told again: there is a further one.
-func (s *Service) answer(ctx context.Context, r row) (Transfer, error) {
+// answer is a row as its owner sees it now, with a link for a client that may
+// read files. A link that was given out by an earlier run still works, but can't
+// be told again: there is a further one.
+func (s *Service) answer(ctx context.Context, who principal.Principal, r row) (Transfer, error) {
 	t := r.Transfer
 	if t.State == Ready && !r.linked(s.now()) {
 		t.State = Expired
 	}
-	if !r.linked(s.now()) {
+	if !r.linked(s.now()) || !who.Permissions.Has(principal.FilesRead) {
 		return t, nil
 	}
 	ticket := s.tickets.get(r.id)
