@@ -152,6 +152,9 @@ func plan(data []byte, in EditDirectFileIn, explain bool) (edit, error) {
 	if size := len(data) + len(c.at)*(len(c.to)-len(c.from)); size > MaxEdit {
 		return c, FileTooLarge.New("The edited file would be larger than 64 MiB.")
 	}
+	if len(c.at) > maxReplacements {
+		return c, direct.Invalid("oldText", fmt.Sprintf("must not occur more than %d times in the file; give more of the text around it", maxReplacements))
+	}
 	return c, nil
 }
 
@@ -182,22 +185,59 @@ var lf, crlf = []byte("\n"), []byte("\r\n")
 func withLF(b []byte) []byte   { return bytes.ReplaceAll(b, crlf, lf) }
 func withCRLF(b []byte) []byte { return bytes.ReplaceAll(withLF(b), lf, crlf) }
 
+// maxReplacements is how many occurrences one call replaces, for each costs
+// memory until the file is written.
+const maxReplacements = 1_000_000
+
 // occurrences finds text in data. at has those that do not overlap an earlier
-// one; count is of all.
+// one, but not many more than may be replaced; count is of all. Where the text
+// overlaps itself its borders say what of it has been read already (Knuth, Morris
+// and Pratt), so that the time is that of reading data once.
 func occurrences(data, text []byte) (at []int, count int) {
+	var border []int
 	free := 0
-	for from := 0; ; {
-		i := bytes.Index(data[from:], text)
-		if i < 0 {
+	for end, n := 0, 0; ; { // data[end-n:end] is text[:n]
+		switch {
+		case n == len(text):
+			if count++; count == 1 {
+				border = borders(text)
+			}
+			if start := end - n; start >= free && len(at) <= maxReplacements {
+				at = append(at, start)
+				free = end
+			}
+			n = border[n]
+		case n == 0:
+			i := bytes.Index(data[end:], text)
+			if i < 0 {
+				return at, count
+			}
+			end, n = end+i+len(text), len(text)
+		case end == len(data):
 			return at, count
+		case data[end] == text[n]:
+			end, n = end+1, n+1
+		default:
+			n = border[n]
 		}
-		count++
-		if from += i; from >= free {
-			at = append(at, from)
-			free = from + len(text)
-		}
-		from++
 	}
+}
+
+// borders answers, for each n, how long the longest text is with which text[:n]
+// both begins and ends, not counting text[:n] itself.
+func borders(text []byte) []int {
+	b := make([]int, len(text)+1)
+	for n := 2; n <= len(text); n++ {
+		k := b[n-1]
+		for k > 0 && text[k] != text[n-1] {
+			k = b[k]
+		}
+		if text[k] == text[n-1] {
+			k++
+		}
+		b[n] = k
+	}
+	return b
 }
 
 func (c edit) apply() []byte {

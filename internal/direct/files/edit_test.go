@@ -109,6 +109,37 @@ func TestReplaceAll(t *testing.T) {
 	refused(t, err, files.FileTooLarge)
 }
 
+// TestTextThatOverlapsItself: occurrences are counted in the time of reading the
+// file, and what could be replaced too often is refused.
+func TestTextThatOverlapsItself(t *testing.T) {
+	b := newBench(t)
+	b.put("f", strings.Repeat("a", 8<<20))
+	began := time.Now()
+	_, err := b.edit("f", strings.Repeat("a", 1<<20), "b")
+	if e := refused(t, err, files.AmbiguousEdit); !strings.Contains(e.Message, fmt.Sprint(7<<20+1)) {
+		t.Errorf("got %v", e)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	_, err = b.EditDirectFile(t.Context(), files.EditDirectFileIn{
+		ProjectID: "p", Path: "f", ExpectedSHA256: sha(strings.Repeat("a", 8<<20)), OldText: "a", NewText: "b", ReplaceAll: true,
+	})
+	refused(t, err, fault.InvalidArguments)
+	for _, c := range []struct{ file, text, want string }{
+		{"abababa", "aba", "xbx"}, {"aabaabaa", "aabaa", "xbaa"}, {"aaaa", "aa", "xx"}, {"abcabcabd", "abcabd", "abcx"}, {"aaab", "aab", "ax"},
+	} {
+		b.put("g", c.file)
+		_, err := b.EditDirectFile(t.Context(), files.EditDirectFileIn{
+			ProjectID: "p", Path: "g", ExpectedSHA256: sha(c.file), OldText: c.text, NewText: "x", ReplaceAll: true,
+		})
+		check(t, err)
+		if got := b.get("g"); got != c.want {
+			t.Errorf("%s without %s is %s, want %s", c.file, c.text, got, c.want)
+		}
+	}
+}
+
 func TestRepeatedEditAnswersTheFirstResult(t *testing.T) {
 	b := newBench(t)
 	b.put("f", "x x\n")
