@@ -216,13 +216,18 @@ func TestMissingParentsAreMadeOnlyWhenAskedFor(t *testing.T) {
 	if got, err := find(tree, "x/y/z", direct.ToCreate); got != "-x/y/z" || err != nil {
 		t.Fatalf("got %q, %v", got, err)
 	}
-	for _, path := range []string{".git/y/z", "a/.git/z", "a/../../outside/z"} {
+	link(t, "q/.git", dir+"/far")
+	for _, path := range []string{
+		".git/y/z", "a/.git/z", "a/../../outside/z", "a/../b", "x/a/../../.git/z", "a/b/.GIT", "far/z", strings.Repeat("a/", 257) + "z",
+	} {
 		if _, err := find(tree, path, direct.ToCreate); err == nil {
 			t.Errorf("%s was made", path)
 		}
 	}
-	if _, err := os.Lstat(dir + "/.git"); err == nil {
-		t.Error(".git was made")
+	for _, name := range []string{".git", "a", "x/a", "q"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s was made for a path that is refused", name)
+		}
 	}
 }
 
@@ -281,6 +286,16 @@ func TestProjectInsideGitIsNotWritten(t *testing.T) {
 	if _, err := find(tree, "f", direct.ToRead); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestProjectThatIsABareRepositoryIsNotWritten(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "bare")
+	for _, name := range []string{"HEAD", "objects/x", "refs/x"} {
+		put(t, filepath.Join(dir, name), "x")
+	}
+	_, err := find(open(t, hostOf(root, dir)), "hooks/pre-receive", direct.ToCreate)
+	refused(t, err, direct.ProtectedPath)
 }
 
 func TestProtectedPathsAreOutOfReach(t *testing.T) {

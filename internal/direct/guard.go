@@ -16,7 +16,7 @@ import (
 type guard struct {
 	names []string      // protected, project-relative, folded
 	files []fs.FileInfo // protected, wherever they are
-	inGit bool          // the project's directory lies in a Git directory
+	inGit bool          // the project's directory is or lies in a Git directory
 
 	dirs   []string // protected directories, absolute
 	linked func() (map[FileID]bool, error)

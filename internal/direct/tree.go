@@ -67,6 +67,7 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 		return nil, ProjectUnavailable.New("The project's directory is being replaced.").Because(err)
 	}
 	t.guard = newGuard(h.protected, dir)
+	t.guard.inGit = t.guard.inGit || looksLikeGit(root)
 	return t, nil
 }
 
@@ -288,7 +289,10 @@ func (f *finder) missing(name string) (*Place, error) {
 		return f.place(name, nil)
 	}
 	if f.access != ToCreate {
-		return nil, PathNotFound.New("A parent directory of path does not exist.")
+		return nil, noParent()
+	}
+	if err := f.canMake(f.path(name)); err != nil {
+		return nil, err
 	}
 	if err := f.dir().Mkdir(name, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -299,6 +303,28 @@ func (f *finder) missing(name string) (*Place, error) {
 	f.todo = append([]string{name}, f.todo...)
 	return nil, nil
 }
+
+// canMake refuses the rest of a path, below a directory that is missing, before
+// anything is made: no link can lie on the way.
+func (f *finder) canMake(rel string) error {
+	if len(f.stack)+len(f.todo) > MaxDepth {
+		return tooDeep()
+	}
+	for _, name := range f.todo {
+		if name == ".." {
+			return noParent()
+		}
+		rel = path.Join(rel, name)
+		if f.t.Protects(rel, nil) || isDotGit(name) {
+			return protected()
+		}
+	}
+	return nil
+}
+
+func noParent() error { return PathNotFound.New("A parent directory of path does not exist.") }
+
+func tooDeep() error { return Invalid("path", "must not be deeper than 256 directories") }
 
 // follow puts a link's target before the rest of the path.
 func (f *finder) follow(name string) error {
@@ -331,7 +357,7 @@ func (t *Tree) canonical(abs string) string {
 // descend opens the directory that info describes, and no other.
 func (f *finder) descend(name string, info fs.FileInfo) error {
 	if len(f.stack) == MaxDepth {
-		return Invalid("path", "must not be deeper than 256 directories")
+		return tooDeep()
 	}
 	sub, err := OpenDir(f.dir(), name, info)
 	if err != nil {
