@@ -1,9 +1,11 @@
 package commands_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -49,5 +51,20 @@ func TestTheLoginShellSaysThePath(t *testing.T) {
 				t.Fatalf("PATH is %q", got)
 			}
 		})
+	}
+}
+
+// TestCommandsInheritNoFiles: what whoever started the gateway had open stays
+// with the gateway.
+func TestCommandsInheritNoFiles(t *testing.T) {
+	h := newHost(t)
+	inherited, err := syscall.Dup(int(os.Stdin.Fd())) // unlike what Go opens, it goes to children
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(inherited)
+	out := h.run("r", fmt.Sprintf("if test -e /dev/fd/%d; then echo there; else echo absent; fi", inherited))
+	if got := text(*out.Output); got != "absent\n" {
+		t.Errorf("descriptor %d is %s", inherited, got)
 	}
 }

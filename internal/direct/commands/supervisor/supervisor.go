@@ -22,6 +22,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -90,6 +91,7 @@ func supervise(ctx context.Context, dir record.Dir) error {
 	if err != nil {
 		return err
 	}
+	keepDescriptors()
 	defer held.Close()
 	if notice != nil {
 		defer notice.Close()
@@ -131,6 +133,18 @@ func takeOver(dir record.Dir) (held, notice *os.File, err error) {
 	}
 	held, err = dir.Lock()
 	return held, nil, err
+}
+
+// keepDescriptors keeps from the command what this process inherited: files that
+// whoever started the gateway had open, which are none of the command's business
+// and whose other ends it would keep waiting.
+func keepDescriptors() {
+	open, _ := os.ReadDir("/dev/fd") // where the system does not list them, they can't be found
+	for _, e := range open {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
 }
 
 type supervisor struct {
