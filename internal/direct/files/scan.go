@@ -70,9 +70,9 @@ func (s *scanner) file(ctx context.Context, f *os.File, from position, limit int
 		out.bytes += int64(n)
 		p.advance(&out, err != nil)
 		switch {
-		case err != nil, len(out.hits) >= s.max:
-			return out, s.addContext(f, out.hits)
-		case out.bytes >= limit && !p.inLine:
+		case err != nil, len(out.hits) >= s.max, out.bytes >= limit && p.inLine:
+			return out, s.addContext(f, out.hits) // no page can begin within a line
+		case out.bytes >= limit:
 			out.rest = &position{line: p.line - 1, offset: p.base}
 			return out, s.addContext(f, out.hits)
 		}

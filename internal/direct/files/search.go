@@ -23,7 +23,7 @@ const searchAhead = 256
 // paths and lines. Binary files (a NUL byte in the first 8 KiB) and what can't be
 // read are counted and left out. Links are not followed. In a line over 1 MiB a
 // match of more than 64 KiB may be missed, and anchors may match where the
-// scanner has cut it.
+// scanner has cut it. A file is not searched beyond 2 GiB of one line.
 //
 // Refusals: invalid_arguments, invalid_cursor and those of package direct.
 func (s *Service) SearchDirectFiles(ctx context.Context, in SearchDirectFilesIn) (SearchDirectFilesOut, error) {

@@ -380,3 +380,18 @@ func FuzzSearch(f *testing.F) {
 		}
 	})
 }
+
+// TestEndlessLineIsNotReadToItsEnd: a file with a hole can be one line of
+// terabytes.
+func TestEndlessLineIsNotReadToItsEnd(t *testing.T) {
+	b := newBench(t)
+	path := b.put("f", strings.Repeat("text ", 4096))
+	check(t, os.Truncate(path, 1<<30))
+	f, err := os.Open(path)
+	check(t, err)
+	defer f.Close()
+	const limit = 8 << 20
+	if n, err := files.ScannedBytes(t.Context(), f, "needle", limit); err != nil || n < limit || n > 2*limit {
+		t.Errorf("%d bytes of at most %d were read, %v", n, limit, err)
+	}
+}
