@@ -66,7 +66,8 @@ func (s *Service) Check(ctx context.Context, in Placement) error {
 // answers as before.
 //
 // Refusals: invalid_arguments, hash_conflict, file_exists, read_only_file,
-// privileged_file, transfer_corrupted, and those of package direct.
+// privileged_file, file_too_large, transfer_corrupted, and those of package
+// direct.
 func (s *Service) Place(ctx context.Context, in Placement, content io.Reader) (Placed, error) {
 	release, err := s.records.take(in.ID)
 	if err != nil {
@@ -168,6 +169,11 @@ func expect(ctx context.Context, p *direct.Place, expected *string) (target, err
 		return target{}, err
 	}
 	old := target{f, info}
+	if info.Size() > files.MaxHash {
+		old.close()
+		return target{}, files.FileTooLarge.New("The file is larger than the 16 GiB that are hashed.").
+			WithHint("Remove the file with a command of the project, then import with null as expectedSha256 and a new requestId.")
+	}
 	sha, err := hashOf(ctx, f)
 	if err == nil && sha != *expected {
 		err = files.HashConflict.New("The file's content is not the one with expectedSha256.")

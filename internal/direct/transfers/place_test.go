@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -319,3 +320,18 @@ func TestPlacementEndsWithItsContext(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// TestGiantsAreNotHashed: a file with a hole can take hours to read.
+func TestGiantsAreNotHashed(t *testing.T) {
+	b := newBench(t)
+	b.write("f", oldContent)
+	if err := os.Truncate(b.path("f"), files.MaxHash+1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	err := b.Check(ctx, Placement{ID: strings.Repeat("a", 24), ProjectID: "p", Path: "f", ExpectedSHA256: new(strings.Repeat("0", 64))})
+	if !errors.Is(err, files.FileTooLarge) {
+		t.Errorf("got %v", err)
+	}
+}
