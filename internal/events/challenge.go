@@ -99,7 +99,7 @@ func (s *Service) challenge(ctx context.Context, r subscription) error {
 	if err != nil {
 		return invalid("delivery.url", "can't be read")
 	}
-	wait, ok := s.challenges.take(strings.ToLower(u.Host), s.now())
+	wait, ok := s.challenges.take(strings.ToLower(strings.TrimSuffix(u.Hostname(), ".")), s.now())
 	if !ok {
 		return refuse(TooFast.New("Too many callbacks of this host were verified in the last minute."),
 			"limit", "challengesPerMinute", "max", s.challenges.perMinute, "retryAfterMs", inMs(wait))

@@ -3,6 +3,7 @@ package events_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -85,6 +86,24 @@ func TestHostsAreNotKnockedAtForEver(t *testing.T) {
 		b.subscribe("dot", func(in *events.SubscribeIn) { in.URL = "https://other.example/" })
 		time.Sleep(time.Minute)
 		b.subscribe("dot", func(in *events.SubscribeIn) { in.URL += "&later" })
+	})
+}
+
+// TestPortsOfAHostAreNotTriedOneByOne: the limit is the host's, on whatever port.
+func TestPortsOfAHostAreNotTriedOneByOne(t *testing.T) {
+	inBubble(t, events.Options{ChallengesPerMinute: 6}, func(b *box) {
+		b.world.verify = always(500)
+		limited := 0
+		for i := range 70 {
+			in := subscribeTo("dot")
+			in.URL = fmt.Sprintf("https://%s:%d/", []string{"stranger.example", "Stranger.Example."}[i%2], 1000+i)
+			if _, err := b.Subscribe(context.Background(), b.who, in); errors.Is(err, events.TooFast) {
+				limited++
+			}
+		}
+		if limited < 5 || limited > 10 {
+			t.Errorf("%d of 70 challenges were refused", limited)
+		}
 	})
 }
 
