@@ -61,8 +61,9 @@ func (c edit) blocks() []block {
 		done, to := from, from
 		for n < len(c.at) && (done == from || c.at[n] <= to) {
 			text = append(append(text, c.data[done:c.at[n]]...), c.to...)
-			done = c.at[n] + len(c.from)
-			to = lineEnd(c.data, done)
+			if done = c.at[n] + len(c.from); done >= to { // else the line's end is known
+				to = lineEnd(c.data, done)
+			}
 			n++
 		}
 		out = append(out, trimEqual(c.data, block{from, to, append(text, c.data[done:to]...)}))

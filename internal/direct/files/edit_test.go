@@ -140,6 +140,21 @@ func TestTextThatOverlapsItself(t *testing.T) {
 	}
 }
 
+// TestManyChangesOfOneLineAreFast: the end of a line is looked for once.
+func TestManyChangesOfOneLineAreFast(t *testing.T) {
+	b := newBench(t)
+	file := strings.Repeat("a...", 700_000)
+	b.put("f", file)
+	began := time.Now()
+	out, err := b.EditDirectFile(t.Context(), files.EditDirectFileIn{
+		ProjectID: "p", Path: "f", ExpectedSHA256: sha(file), OldText: "a", NewText: "b", ReplaceAll: true,
+	})
+	check(t, err)
+	if took := time.Since(began); took > 5*time.Second || out.Replacements != 700_000 {
+		t.Errorf("%d replacements took %v", out.Replacements, took)
+	}
+}
+
 func TestRepeatedEditAnswersTheFirstResult(t *testing.T) {
 	b := newBench(t)
 	b.put("f", "x x\n")
