@@ -18,7 +18,7 @@ import (
 // the file with the other kind of line ends is taken to mean that, newText then
 // has them too, and in a file with CRLF alone so has the newText for an oldText
 // within a line. Occurrences that overlap count, and several are refused without
-// ReplaceAll, which replaces from the start of the file those that don't
+// ReplaceAll, which replaces from the start of the file those (at most a million) that don't
 // overlap. A repeat within a week finds its result in place and answers it, with
 // Duplicate.
 //
