@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"agentrelay/internal/mailbox"
 )
 
 // schema is the part of JSON Schema 2020-12 that our tools use, and its order on
@@ -114,10 +116,18 @@ func (s *schema) between(least, most int64) *schema {
 	return s
 }
 
-func (s *schema) matching(pattern string) *schema {
-	s.Pattern, s.pattern = pattern, regexp.MustCompile(pattern)
+func (s *schema) matching(pattern *regexp.Regexp) *schema {
+	s.Pattern, s.pattern = pattern.String(), pattern
 	return s
 }
+
+// The forms of strings. Each is compiled once: one with a count takes tens of
+// kilobytes.
+var (
+	idForm   = regexp.MustCompile(mailbox.IDPattern) // of everything that callers name
+	uuidForm = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
+	hashForm = regexp.MustCompile(`^[0-9A-Fa-f]{64}$`) // SHA-256
+)
 
 // maxProblems is how many broken rules one refusal names.
 const maxProblems = 5

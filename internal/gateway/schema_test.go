@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -9,7 +10,7 @@ import (
 )
 
 func testSchema() *schema {
-	nullable := str("A hash, or null.").matching("^[0-9a-f]{4}$")
+	nullable := str("A hash, or null.").matching(regexp.MustCompile("^[0-9a-f]{4}$"))
 	nullable.Type, nullable.null = []string{"string", "null"}, true
 	ids := list("Ids.", str("An id.").length(1, 3))
 	ids.MinItems, ids.MaxItems = 1, 2

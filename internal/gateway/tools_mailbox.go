@@ -5,11 +5,8 @@ import (
 	"agentrelay/internal/principal"
 )
 
-// uuidPattern is a UUID in any case.
-const uuidPattern = `^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`
-
-func peerID(description string) *schema    { return str(description).matching(mailbox.IDPattern) }
-func messageID(description string) *schema { return str(description).matching(uuidPattern) }
+func peerID(description string) *schema    { return str(description).matching(idForm) }
+func messageID(description string) *schema { return str(description).matching(uuidForm) }
 
 func limit() *schema {
 	return integer("How many to return at most.").between(1, mailbox.MaxLimit).standard(mailbox.DefaultLimit)
