@@ -91,7 +91,7 @@ func (l *logBuffer) String() string {
 }
 
 // testConfig is a config with a fresh state directory and a free port.
-func testConfig(t *testing.T) *config.Config {
+func testConfig(t testing.TB) *config.Config {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -110,7 +110,7 @@ func testConfig(t *testing.T) *config.Config {
 }
 
 // open builds a gateway. The caller closes it.
-func open(t *testing.T, c *config.Config, log io.Writer, extra ...tool) *Gateway {
+func open(t testing.TB, c *config.Config, log io.Writer, extra ...tool) *Gateway {
 	t.Helper()
 	g, err := New(t.Context(), Options{Config: c, Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test"})
 	if err != nil {
