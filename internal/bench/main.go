@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) == 2 && args[0] == "files" {
 		return serveFiles(args[1])
 	}
-	b := &bench{rounds: 7, slice: time.Second, history: 1_000_000, pages: 200, calls: 500, burst: 10_000}
+	b := &bench{rounds: 7, slice: time.Second, history: 1_000_000, pages: 500, calls: 300, burst: 10_000}
 	f := flag.NewFlagSet("bench", flag.ExitOnError)
 	f.StringVar(&b.gateway, "gateway", "", "path of the built gateway")
 	f.StringVar(&b.modules, "modules", "", "directory of the npm packages, with mcp-proxy in it")
