@@ -40,10 +40,10 @@ func FuzzRedirect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, redirectURI, state, description string) {
 		u, err := url.Parse(redirectURI)
 		if err != nil || u.Fragment != "" || strings.Contains(redirectURI, "#") || u.Host == "" {
-			t.Skip()
+			return
 		}
 		if _, err := url.ParseQuery(u.RawQuery); err != nil || u.Query().Has("state") || u.Query().Has("iss") || u.Query().Has("error_description") {
-			t.Skip()
+			return
 		}
 		s := &Server{issuer: testBase}
 		got, err := url.Parse(s.errorRedirect(&authorization{redirectURI: redirectURI, state: state}, "access_denied", description))
