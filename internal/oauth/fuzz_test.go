@@ -37,6 +37,7 @@ func FuzzParseForm(f *testing.F) {
 func FuzzRedirect(f *testing.F) {
 	f.Add("https://a.test/cb?x=1", "s", "why")
 	f.Add("cursor://host/cb", "&iss=https://evil.test", "a#b\r\n")
+	f.Add("https://a.test/cb&", "s", "why")
 	f.Fuzz(func(t *testing.T, redirectURI, state, description string) {
 		u, err := url.Parse(redirectURI)
 		if err != nil || u.Fragment != "" || strings.Contains(redirectURI, "#") || u.Host == "" {

@@ -196,12 +196,12 @@ func (s *Server) redirectTo(a *authorization, answer url.Values) string {
 		answer.Set("state", a.state)
 	}
 	answer.Set("iss", s.issuer)
-	separator := "?"
+	separator := "&"
 	switch {
+	case !strings.Contains(a.redirectURI, "?"):
+		separator = "?"
 	case strings.HasSuffix(a.redirectURI, "?"), strings.HasSuffix(a.redirectURI, "&"):
 		separator = ""
-	case strings.Contains(a.redirectURI, "?"):
-		separator = "&"
 	}
 	return a.redirectURI + separator + answer.Encode()
 }
