@@ -53,12 +53,13 @@ var sections = []struct {
 	{"history", longHistory},
 	{"starts", starts},
 	{"bursts", bursts},
-	{"idle", idleEnd},
+	{"idle", idleAgain},
 	{"direct search", searches},
 	{"direct commands", commandStarts},
 	{"direct edits", misses},
 	{"direct tails", tails},
 	{"direct transfers", exports},
+	{"idle", idleEnd},
 }
 
 func main() {
