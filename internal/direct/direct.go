@@ -159,7 +159,7 @@ func (h *Host) permits(dir string) error {
 	}
 	for _, path := range h.protected {
 		if real, err := filepath.EvalSymlinks(path); err == nil && Inside(real, dir) {
-			return ProjectUnavailable.New("The project lies in a protected directory of the gateway.")
+			return inProtected()
 		}
 	}
 	for _, root := range h.roots {
@@ -168,6 +168,10 @@ func (h *Host) permits(dir string) error {
 		}
 	}
 	return ProjectUnavailable.New("The project's directory lies outside allowedRoots.")
+}
+
+func inProtected() error {
+	return ProjectUnavailable.New("The project lies in a protected directory of the gateway.")
 }
 
 // Inside reports whether path is dir or lies in it. Both are absolute and clean.

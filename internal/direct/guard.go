@@ -14,9 +14,10 @@ import (
 
 // guard knows what must not be touched in one project.
 type guard struct {
-	names []string      // protected, project-relative, folded
-	files []fs.FileInfo // protected, wherever they are
-	inGit bool          // the project's directory is or lies in a Git directory
+	project string
+	names   []string        // protected, project-relative, folded
+	ids     map[FileID]bool // protected files and directories, wherever they are
+	inGit   bool            // the project's directory is or lies in a Git directory
 
 	dirs   []string // protected directories, absolute
 	linked func() (map[FileID]bool, error)
@@ -25,26 +26,73 @@ type guard struct {
 // newGuard looks at the protected paths as they are now: a file that is
 // replaced by renaming has another identity each time.
 func newGuard(protected []string, project string) *guard {
-	g := &guard{}
+	g := &guard{project: project, ids: map[FileID]bool{}}
 	for _, p := range protected {
-		real := evalExisting(p)
-		if rel, err := filepath.Rel(project, real); err == nil && filepath.IsLocal(rel) {
-			g.names = append(g.names, foldPath(rel))
-		}
-		info, err := os.Stat(real)
-		if err != nil {
-			continue
-		}
-		g.files = append(g.files, info)
-		if info.IsDir() {
-			g.dirs = append(g.dirs, real)
-		}
+		g.protect(p)
 	}
 	for _, name := range segments(project) {
 		g.inGit = g.inGit || isDotGit(name)
 	}
 	g.linked = sync.OnceValues(func() (map[FileID]bool, error) { return linkedFiles(g.dirs) })
 	return g
+}
+
+// protect adds a path that is protected with all that lies in it.
+func (g *guard) protect(p string) {
+	real := evalExisting(p)
+	if rel, err := filepath.Rel(g.project, real); err == nil && filepath.IsLocal(rel) {
+		g.names = append(g.names, foldPath(rel))
+	}
+	info, err := os.Stat(real)
+	if err != nil || g.ids[Identify(info)] {
+		return
+	}
+	g.ids[Identify(info)] = true
+	if info.IsDir() {
+		g.dirs = append(g.dirs, real)
+		g.protectIn(real, false)
+	}
+}
+
+// protectIn adds the identities of what lies in a protected directory, and of the
+// directories one level further down: a part of it can be mounted into a project,
+// where no parent tells what it is. Further down are only records, whose number
+// grows for ever.
+func (g *guard) protectIn(dir string, inner bool) {
+	entries, _ := os.ReadDir(dir) // what the gateway's user can't list it doesn't show either
+	for _, e := range entries {
+		at := filepath.Join(dir, e.Name())
+		if e.Type()&fs.ModeSymlink != 0 && !inner {
+			if real, err := filepath.EvalSymlinks(at); err == nil && !Inside(real, g.project) {
+				g.protect(real) // where the owner has put a part of it
+			}
+			continue
+		}
+		if inner && !e.IsDir() {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil {
+			continue // it went away
+		}
+		g.ids[Identify(info)] = true
+		if info.IsDir() && !inner {
+			g.protectIn(at, true)
+		}
+	}
+}
+
+// protectsProject reports whether the project's own directory is protected or
+// lies in a directory that is, by whatever path it was reached.
+func (g *guard) protectsProject() bool {
+	for dir := g.project; ; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err == nil && g.ids[Identify(info)] {
+			return true
+		}
+		if dir == "/" {
+			return false
+		}
+	}
 }
 
 // evalExisting resolves the links of the part of path that exists.
@@ -73,10 +121,8 @@ func (t *Tree) Protects(rel string, info fs.FileInfo) bool {
 	if info == nil {
 		return false
 	}
-	for _, f := range t.guard.files {
-		if os.SameFile(f, info) {
-			return true
-		}
+	if t.guard.ids[Identify(info)] {
+		return true
 	}
 	if !info.Mode().IsRegular() || Links(info) < 2 || len(t.guard.dirs) == 0 {
 		return false

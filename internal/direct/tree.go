@@ -67,6 +67,10 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 		return nil, ProjectUnavailable.New("The project's directory is being replaced.").Because(err)
 	}
 	t.guard = newGuard(h.protected, dir)
+	if t.guard.protectsProject() {
+		root.Close()
+		return nil, inProtected()
+	}
 	t.guard.inGit = t.guard.inGit || looksLikeGit(root)
 	return t, nil
 }
