@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -144,23 +145,36 @@ func writeFields(h hash.Hash, fields ...string) {
 	}
 }
 
-// argv is what is executed, if the project allows it.
-func (c checked) argv(p direct.Project) ([]string, error) {
+// argv is what the caller wants executed, if the project allows it. owners says
+// that the owner has chosen it and not the caller.
+func (c checked) argv(p direct.Project) (argv []string, owners bool, err error) {
 	if p.CommandMode != direct.Registered && p.CommandMode != direct.Full {
-		return nil, CommandsDisabled.New("The owner does not allow commands in this project.")
+		return nil, false, CommandsDisabled.New("The owner does not allow commands in this project.")
 	}
 	for _, r := range p.Commands {
 		if c.Command != nil && r.Name == *c.Command || c.Command == nil && slices.Equal(r.Argv, c.Argv) {
-			return r.Argv, nil
+			return r.Argv, c.Command != nil || p.CommandMode == direct.Registered, nil
 		}
 	}
 	switch {
 	case c.Command != nil:
-		return nil, CommandNotRegistered.New("command names no registered command of this project.")
+		return nil, false, CommandNotRegistered.New("command names no registered command of this project.")
 	case p.CommandMode == direct.Registered:
-		return nil, CommandNotRegistered.New("argv is not exactly that of a registered command of this project.")
+		return nil, false, CommandNotRegistered.New("argv is not exactly that of a registered command of this project.")
 	}
-	return c.Argv, nil
+	return c.Argv, false, nil
+}
+
+// program makes the path in the argv[0] of an owner's command absolute. It counts
+// from the project's directory: were it to count from cwd, the caller would
+// choose the program. named is argv[0] as it was, or "" when it stays.
+func program(argv []string, project string) (resolved []string, named string) {
+	if !strings.Contains(argv[0], "/") || filepath.IsAbs(argv[0]) {
+		return argv, ""
+	}
+	resolved = slices.Clone(argv)
+	resolved[0] = filepath.Join(project, argv[0])
+	return resolved, argv[0]
 }
 
 // page is the arguments that select output.

@@ -305,3 +305,51 @@ func TestToAskIsToSettle(t *testing.T) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 }
+
+// TestACallersDirectoryDoesNotChooseTheOwnersProgram: a path in a registered
+// command is the owner's, so it counts from the project wherever it runs.
+func TestACallersDirectoryDoesNotChooseTheOwnersProgram(t *testing.T) {
+	h := newHost(t, func(h *host) {
+		script := []direct.Command{{Name: "script", Argv: []string{"./tools/script", "x"}}}
+		h.options.Host = direct.New(direct.Policy{
+			HostID: "local", AllowedRoots: []string{filepath.Dir(h.project)}, Protected: []string{h.state},
+			Projects: []direct.Project{
+				{ID: "full", Path: h.project, CommandMode: direct.Full, Commands: script},
+				{ID: "registered", Path: h.project, CommandMode: direct.Registered, Commands: script},
+			},
+		})
+	})
+	for dir, says := range map[string]string{"": "the owner's", "sub": "the caller's"} {
+		tools := filepath.Join(h.project, dir, "tools")
+		if err := os.MkdirAll(tools, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(tools, "script"), []byte("#!/bin/sh\necho \"$1 $(basename $PWD) "+says+"\"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	argv := []string{"./tools/script", "x"}
+	for i, c := range []struct {
+		project string
+		argv    []string
+		name    *string
+		cwd     *string
+		want    string
+	}{
+		{"registered", argv, nil, nil, "x project the owner's\n"},
+		{"registered", argv, nil, new("sub"), "x sub the owner's\n"},
+		{"registered", nil, new("script"), new("sub"), "x sub the owner's\n"},
+		{"full", nil, new("script"), new("sub"), "x sub the owner's\n"},
+		{"full", argv, nil, new("sub"), "x sub the caller's\n"}, // who may run anything names it from where it runs
+	} {
+		out := h.run(fmt.Sprint("r", i), "", func(in *commands.RunDirectCommandIn) {
+			in.ProjectID, in.Argv, in.Command, in.CWD = c.project, c.argv, c.name, c.cwd
+		})
+		if out.State != record.Exited || text(*out.Output) != c.want {
+			t.Errorf("%+v: %s with %q, want %q", c, out.State, text(*out.Output), c.want)
+		}
+		if !slices.Equal(out.Argv, argv) {
+			t.Errorf("%+v: the receipt shows %q", c, out.Argv)
+		}
+	}
+}

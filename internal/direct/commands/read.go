@@ -179,8 +179,11 @@ func (s *Service) receipt(rec record.Record) Receipt {
 		Argv: rec.Argv, CWD: rec.CWD, State: st.State, ExitCode: st.ExitCode, Signal: st.Signal,
 		CreatedAt: at(rec.CreatedAt), StartedAt: at(st.StartedAt), EndedAt: at(st.EndedAt), DetachedProcesses: st.Detached,
 	}
-	if r.Argv == nil {
+	switch {
+	case r.Argv == nil:
 		r.Argv = []string{}
+	case rec.Named != "":
+		r.Argv = append([]string{rec.Named}, r.Argv[1:]...)
 	}
 	if st.Error != nil {
 		r.Error = &ReceiptError{Code: st.Error.Code, Message: st.Error.Message}

@@ -81,18 +81,22 @@ func (s *Service) begin(who principal.Principal, c checked) (record.Record, erro
 	if err != nil {
 		return record.Record{}, err
 	}
-	argv, err := c.argv(project)
+	argv, owners, err := c.argv(project)
 	if err != nil {
 		return record.Record{}, err
 	}
-	dir, err := s.directory(c)
+	root, dir, err := s.directory(c)
 	if err != nil {
 		return record.Record{}, err
+	}
+	named := ""
+	if owners {
+		argv, named = program(argv, root)
 	}
 	env := s.env.get() // before the record, for the first call may wait for it
 	spec, err := s.admit(record.Spec{
 		Owner: who.Owner, RequestID: c.RequestID, Fingerprint: c.fingerprint(), ProjectID: c.ProjectID,
-		Argv: argv, CWD: c.cwd, Dir: dir, TimeoutMs: int64(c.timeoutMs), OpenStdin: c.open,
+		Argv: argv, Named: named, CWD: c.cwd, Dir: dir, TimeoutMs: int64(c.timeoutMs), OpenStdin: c.open,
 		GraceMs: s.limits.Grace.Milliseconds(), OutputBytes: s.limits.OutputBytes,
 	}, env)
 	if err != nil {
@@ -105,21 +109,22 @@ func (s *Service) begin(who principal.Principal, c checked) (record.Record, erro
 	return rec, nil
 }
 
-// directory is where the command starts: in the project, by the rules of its tree.
-func (s *Service) directory(c checked) (string, error) {
+// directory is where the command starts: in the project, by the rules of its
+// tree. root is the directory of the project itself.
+func (s *Service) directory(c checked) (root, dir string, err error) {
 	tree, err := s.host.Open(c.ProjectID, direct.Any)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer tree.Close()
-	dir, err := tree.Directory(c.cwd)
+	dir, err = tree.Directory(c.cwd)
 	var refused *fault.Error
 	if errors.As(err, &refused) {
 		named := *refused
 		named.Message = strings.Replace(named.Message, "path", "cwd", 1)
-		return "", &named
+		return "", "", &named
 	}
-	return dir, err
+	return tree.Dir(), dir, err
 }
 
 // admit records one more command and starts its supervisor, if there is room.

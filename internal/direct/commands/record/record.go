@@ -55,14 +55,17 @@ type Spec struct {
 	Tombstone   bool     `json:"tombstone,omitempty"`
 	Fingerprint string   `json:"fingerprint,omitempty"` // of the caller's arguments, hex
 	ProjectID   string   `json:"projectId,omitempty"`
-	Argv        []string `json:"argv,omitempty"`
-	CWD         string   `json:"cwd,omitempty"` // project-relative
-	Dir         string   `json:"dir,omitempty"` // the same, absolute
-	TimeoutMs   int64    `json:"timeoutMs,omitempty"`
-	OpenStdin   bool     `json:"openStdin,omitempty"`
-	GraceMs     int64    `json:"graceMs,omitempty"`     // from TERM to KILL
-	OutputBytes int64    `json:"outputBytes,omitempty"` // bound of the log
-	Socket      string   `json:"socket,omitempty"`      // absolute
+	Argv        []string `json:"argv,omitempty"` // what is executed
+	// Named is argv[0] as callers see it, when it is a path that does not count
+	// from Dir: Argv has it absolute then.
+	Named       string `json:"named,omitempty"`
+	CWD         string `json:"cwd,omitempty"` // project-relative
+	Dir         string `json:"dir,omitempty"` // the same, absolute
+	TimeoutMs   int64  `json:"timeoutMs,omitempty"`
+	OpenStdin   bool   `json:"openStdin,omitempty"`
+	GraceMs     int64  `json:"graceMs,omitempty"`     // from TERM to KILL
+	OutputBytes int64  `json:"outputBytes,omitempty"` // bound of the log
+	Socket      string `json:"socket,omitempty"`      // absolute
 }
 
 // Version is the form of the files. A supervisor refuses another one.

@@ -32,7 +32,7 @@ func lookUp(argv0, dir, path string) (string, *record.Error) {
 		}
 		switch err := executable(program); {
 		case errors.Is(err, fs.ErrNotExist):
-			return "", &record.Error{Code: CodeNotFound, Message: "argv[0] names no file. A relative path counts from cwd."}
+			return "", &record.Error{Code: CodeNotFound, Message: "argv[0] names no file. A relative path counts from cwd, that of a registered command from the project."}
 		case err != nil:
 			return "", notExecutable()
 		}
