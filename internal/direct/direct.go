@@ -84,6 +84,8 @@ type project struct {
 
 	mu        sync.Mutex
 	canonical string // "" until the directory was found
+
+	gits identities
 }
 
 // startBudget is how long New waits for directories on file systems that do not

@@ -245,6 +245,23 @@ func TestGitIsNeverWritten(t *testing.T) {
 		put(t, filepath.Join(dir, "bare.git", name), "x")
 		put(t, filepath.Join(dir, "elsewhere", name), "x")
 	}
+	// A worktree's own directory, moved out of .git, and a repository elsewhere.
+	put(t, dir+"/moved/HEAD", "ref: refs/heads/x\n")
+	put(t, dir+"/moved/commondir", "../.git\n")
+	put(t, root+"/far/HEAD", "x")
+	put(t, root+"/far/commondir", "../shared\n")
+	put(t, root+"/shared/config", "x")
+	put(t, dir+"/linked/.git", "gitdir: "+root+"/far\n")
+	link(t, root+"/store", dir+"/stored/.git")
+	link(t, "../elsewhere-file", dir+"/file-link/.git")
+	put(t, dir+"/elsewhere-file", "gitdir: x")
+	for path, twin := range map[string]string{
+		dir + "/sub/.git/config": dir + "/other/twin", root + "/shared/config": dir + "/shared-twin", root + "/far/HEAD": dir + "/far-twin",
+		put(t, root+"/store/config", "x"): dir + "/store-twin", put(t, root+"/.git/config", "x"): dir + "/above-twin", dir + "/bare.git/HEAD": dir + "/bare-twin",
+	} {
+		mkdir(t, filepath.Dir(twin))
+		check(t, os.Link(path, twin))
+	}
 	link(t, ".git", dir+"/git-link")
 	link(t, ".git/config", dir+"/config-link")
 	check(t, os.Link(dir+"/.git/config", dir+"/config-twin"))
@@ -258,13 +275,15 @@ func TestGitIsNeverWritten(t *testing.T) {
 		".g\u0131t/x", ".g\u0130t/x", ".git./x", ".git /x", ".git. . /x", ".g\u200cit/x", "\u200d.git/x", ".git\ufe0f/x", "\uff0e\uff47\uff49\uff54/x", ".\u24d6it/x",
 		".git:stream", ".git::$INDEX_ALLOCATION/config", "git~1/config", "GIT~2/x", "worktree/.git",
 		"git-link/config", "git-link", "config-link", "config-twin", "sub/twin", "bare.git/hooks/x", "elsewhere/hooks/x", "sub/../.git/config",
+		"moved/config.worktree", "GI7EBA~1/config", "other/twin", "shared-twin", "far-twin", "store-twin", "above-twin", "bare-twin", "linked/.git", "stored/.git", "file-link/.git",
 	} {
 		for _, access := range []direct.Access{direct.ToWrite, direct.ToCreate} {
-			_, err := find(tree, path, access)
-			refused(t, err, direct.ProtectedPath)
+			if _, err := find(tree, path, access); !errors.Is(err, direct.ProtectedPath) {
+				t.Errorf("%s: got %v, want protected_path", path, err)
+			}
 		}
 	}
-	for _, path := range []string{".gitignore", ".gitattributes", ".github", "git", "my.git", "git~", "git~x", ".gitx", "harmless", "harmless-twin", "bare.git"} {
+	for _, path := range []string{".gitignore", ".gitattributes", ".github", "git", "my.git", "git~", "git~x", ".gitx", "gi7eba", "gitter~1", "harmless", "harmless-twin", "bare.git"} {
 		if _, err := find(tree, path, direct.ToWrite); err != nil {
 			t.Errorf("%s is refused: %v", path, err)
 		}
@@ -286,6 +305,59 @@ func TestProjectInsideGitIsNotWritten(t *testing.T) {
 	if _, err := find(tree, "f", direct.ToRead); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestNoRepositoryIsMade: what Git would take for its directory has a config,
+// and that runs programs.
+func TestNoRepositoryIsMade(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	for _, name := range []string{"no-head/objects/x", "no-head/refs/x", "no-objects/HEAD", "no-objects/refs/x", "no-refs/HEAD", "no-refs/objects/x", "no-common/HEAD"} {
+		put(t, filepath.Join(dir, name), "x")
+	}
+	tree := open(t, hostOf(root, dir))
+	for _, path := range []string{"no-head/HEAD", "no-head/head", "no-objects/objects", "no-objects/objects/x", "no-refs/refs/heads/x", "no-common/commondir", "no-common/CommonDir"} {
+		_, err := find(tree, path, direct.ToCreate)
+		refused(t, err, direct.ProtectedPath)
+	}
+	for _, path := range []string{"HEAD", "objects", "refs", "commondir", "no-head/config", "no-refs/HEADER", "no-head/sub/HEAD"} {
+		if _, err := find(tree, path, direct.ToCreate); err != nil {
+			t.Errorf("%s is refused: %v", path, err)
+		}
+	}
+	for _, path := range []string{"no-objects/objects", "no-refs/refs"} {
+		if _, err := os.Lstat(filepath.Join(dir, path)); err == nil {
+			t.Errorf("%s was made", path)
+		}
+	}
+}
+
+func TestProjectBelowABareRepositoryIsNotWritten(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "bare", "hooks")
+	for _, name := range []string{"HEAD", "objects/x", "refs/x"} {
+		put(t, filepath.Join(root, "bare", name), "x")
+	}
+	_, err := find(open(t, hostOf(root, dir)), "post-update", direct.ToCreate)
+	refused(t, err, direct.ProtectedPath)
+}
+
+// TestFileBecomesGitsOwnLater: what was looked at once is looked at again.
+func TestFileBecomesGitsOwnLater(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	put(t, dir+"/a", "x")
+	check(t, os.Link(dir+"/a", dir+"/b"))
+	mkdir(t, dir, "sub", ".git")
+	h := hostOf(root, dir)
+	_, err := find(open(t, h), "a", direct.ToWrite)
+	check(t, err)
+	check(t, os.Link(dir+"/a", dir+"/sub/.git/hook"))
+	_, err = find(open(t, h), "b", direct.ToWrite)
+	refused(t, err, direct.ProtectedPath)
+	check(t, os.Remove(dir+"/sub/.git/hook"))
+	_, err = find(open(t, h), "b", direct.ToWrite)
+	check(t, err)
 }
 
 func TestProjectThatIsABareRepositoryIsNotWritten(t *testing.T) {

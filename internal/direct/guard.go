@@ -5,6 +5,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -30,9 +31,7 @@ func newGuard(protected []string, project string) *guard {
 	for _, p := range protected {
 		g.protect(p)
 	}
-	for _, name := range segments(project) {
-		g.inGit = g.inGit || isDotGit(name)
-	}
+	g.inGit = liesInGit(project)
 	g.linked = sync.OnceValues(func() (map[FileID]bool, error) { return linkedFiles(g.dirs) })
 	return g
 }
@@ -166,8 +165,10 @@ func isDotGit(name string) bool {
 	if folded == ".git" {
 		return true
 	}
-	digits, ok := strings.CutPrefix(folded, "git~")
-	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
+	// GIT~1, and GI and four digits of a hash when there are many such names.
+	short, digits, ok := strings.Cut(folded, "~")
+	hashed := len(short) == 6 && strings.HasPrefix(short, "gi") && strings.Trim(short[2:], "0123456789abcdef") == ""
+	return ok && (short == "git" || hashed) && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
 func foldPath(p string) string { return foldName(path.Clean(p)) }
@@ -196,33 +197,62 @@ func isASCII(s string) bool {
 
 // looksLikeGit reports whether Git itself would take dir for its directory,
 // whatever its name: bare, separate, reached by a link or another spelling.
-func looksLikeGit(dir *os.Root) bool {
-	for _, name := range []string{"HEAD", "objects", "refs"} {
-		if _, err := dir.Lstat(name); err != nil {
+func looksLikeGit(dir *os.Root) bool { return isGit(inDir(dir)) }
+
+func inDir(dir *os.Root) func(name string) bool {
+	return func(name string) bool {
+		_, err := dir.Lstat(name)
+		return err == nil
+	}
+}
+
+// isGit is what Git looks for in a directory: a repository's own, or one with
+// little in it that names another as commondir, as each further worktree has.
+func isGit(has func(name string) bool) bool {
+	return has("HEAD") && (has("commondir") || has("objects") && has("refs"))
+}
+
+// wouldBeGit reports whether Git would take dir for its directory once name is
+// made in it. A client must not make one, for its config runs programs.
+func wouldBeGit(dir *os.Root, name string) bool {
+	if !slices.ContainsFunc([]string{"HEAD", "commondir", "objects", "refs"}, func(s string) bool { return foldName(s) == foldName(name) }) {
+		return false
+	}
+	has := inDir(dir)
+	return isGit(func(s string) bool { return foldName(s) == foldName(name) || has(s) })
+}
+
+// liesInGit reports whether a directory is one of Git or lies in one.
+func liesInGit(dir string) bool {
+	for ; ; dir = filepath.Dir(dir) {
+		if isDotGit(filepath.Base(dir)) {
+			return true
+		}
+		if isGit(func(name string) bool {
+			_, err := os.Lstat(filepath.Join(dir, name))
+			return err == nil
+		}) {
+			return true
+		}
+		if dir == "/" {
 			return false
 		}
 	}
-	return true
 }
 
-// notGitsOwn refuses a file that is a further link to one in a .git directory
-// beside it or above.
+// notGitsOwn refuses a file that is a further link to one in a directory of Git,
+// in the project or of a repository that the project lies in.
 func (t *Tree) notGitsOwn(p *Place) error {
 	if !p.Info.Mode().IsRegular() || Links(p.Info) < 2 {
 		return nil
 	}
-	var gits []string
-	for dir := path.Dir(p.Path); ; dir = path.Dir(dir) {
-		gits = append(gits, filepath.Join(t.dir, dir, ".git"))
-		if dir == "." {
-			break
-		}
+	in := where{git: []string{t.dir}}
+	for dir := t.dir; dir != "/"; {
+		dir = filepath.Dir(dir)
+		git := filepath.Join(dir, ".git")
+		in.all = append(append(in.all, git), gitBehind(git)...)
 	}
-	linked, err := linkedFiles(gits)
-	if err != nil {
-		return ProtectedPath.New("path has further links, and it can't be ruled out that one lies in .git.")
-	}
-	if linked[Identify(p.Info)] {
+	if t.gits.hold(in, p.Info, t.opened) {
 		return protected()
 	}
 	return nil

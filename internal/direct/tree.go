@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 	"unicode/utf8"
 )
 
@@ -36,6 +37,9 @@ type Tree struct {
 	dir   string // canonical
 	root  *os.Root
 	guard *guard
+
+	opened time.Time
+	gits   *identities // of what lies in directories of Git
 }
 
 // Open opens a project, or says why that can't be (unknown_project,
@@ -50,6 +54,7 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 	case need == Write && !p.Write:
 		return nil, WriteDisabled.New("The owner does not allow writing in this project.")
 	}
+	now := time.Now()
 	dir, err := h.locate(p)
 	if err != nil {
 		return nil, err
@@ -58,7 +63,7 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 	if err != nil {
 		return nil, h.unavailable(dir, err)
 	}
-	t := &Tree{Project: p.Project, host: h, dir: dir, root: root}
+	t := &Tree{Project: p.Project, host: h, dir: dir, root: root, opened: now, gits: &p.gits}
 	// OpenRoot follows links: what was opened must be what dir names.
 	opened, err1 := root.Stat(".")
 	named, err2 := os.Lstat(dir)
@@ -71,7 +76,6 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 		root.Close()
 		return nil, inProtected()
 	}
-	t.guard.inGit = t.guard.inGit || looksLikeGit(root)
 	return t, nil
 }
 
@@ -271,6 +275,9 @@ func (f *finder) enter(name string) (*Place, error) {
 		return nil, err
 	}
 	if info.Mode()&fs.ModeSymlink != 0 {
+		if f.access != ToRead && isDotGit(name) {
+			return nil, protected() // whatever it leads to is Git's
+		}
 		return nil, f.follow(name)
 	}
 	if err := f.allowed(name, info); err != nil {
@@ -288,6 +295,9 @@ func (f *finder) enter(name string) (*Place, error) {
 func (f *finder) missing(name string) (*Place, error) {
 	if err := f.allowed(name, nil); err != nil {
 		return nil, err
+	}
+	if f.access != ToRead && wouldBeGit(f.dir(), name) {
+		return nil, protected()
 	}
 	if len(f.todo) == 0 {
 		return f.place(name, nil)
