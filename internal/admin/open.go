@@ -16,6 +16,7 @@ import (
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/redirect"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 	"agentrelay/internal/transfers"
 	"agentrelay/internal/wake"
@@ -52,7 +53,8 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
 	b := &Backend{
 		Store: s, Mailbox: m, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
-		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient}},
+		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient},
+			Permitted: []func(*store.Tx, string, principal.Set) error{files.NarrowClient}},
 	}
 	return b, func() error {
 		m.Close()

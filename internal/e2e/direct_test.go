@@ -440,6 +440,15 @@ func TestDirectTransfers(t *testing.T) {
 	if !strings.Contains(audit, "file.export") || !strings.Contains(audit, "file.import") {
 		t.Errorf("the audit log is\n%s", audit)
 	}
+	h.OK("clients", "deny", c.ID, "files_read")
+	if code, _ := get(""); code != http.StatusNotFound {
+		t.Errorf("the link of a client that may not read files any more answers %d", code)
+	}
+	h.OK("clients", "allow", c.ID, "files_read")
+	exported = do[transfers.Transfer](t, s, "export_direct_file", object{"projectId": "site", "path": "data.bin", "requestId": "e3"})
+	if code, _ := get(""); code != http.StatusOK {
+		t.Errorf("a new link answers %d", code)
+	}
 	g.Stop()
 	h.OK("clients", "revoke", c.ID) // without a gateway
 	g = h.Serve()

@@ -33,6 +33,7 @@ import (
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/oauth/cimd"
 	"agentrelay/internal/oauth/owner"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
 	"agentrelay/internal/wake"
@@ -174,6 +175,7 @@ func (g *Gateway) build(ctx context.Context) error {
 		Password:   password,
 		Documents:  cimd.New(cimd.Options{Client: g.outbound, Now: g.now, AllowLoopback: c.Safedial.AllowLoopback}),
 		Ended:      []func(*store.Tx, string) error{g.events.EndClient, g.direct.transfers.EndClient},
+		Permitted:  []func(*store.Tx, string, principal.Set) error{g.direct.transfers.NarrowClient},
 		ClientAddr: clientAddress,
 		RequestID:  func(r *http.Request) string { return recordOf(r.Context()).id },
 		Now:        g.now, Rand: g.rand, Log: g.log,

@@ -31,6 +31,9 @@ type Clients struct {
 	Rand io.Reader
 	// Ended is called in the transaction that ends a client; see [Options].
 	Ended []func(tx *store.Tx, clientID string) error
+	// Permitted is called in the transaction that decides what a client may do;
+	// see [Options].
+	Permitted []func(tx *store.Tx, clientID string, may principal.Set) error
 
 	// flush stores what a running server still keeps in memory.
 	flush func(context.Context) error
@@ -186,6 +189,9 @@ func (c Clients) SetPermissions(ctx context.Context, clientID string, allow, den
 		if _, err := tx.Exec(`UPDATE oauth_clients SET permissions = ? WHERE id = ?`, set.String(), clientID); err != nil {
 			return nil, fmt.Errorf("storing the permissions: %w", err)
 		}
+		if err := c.permitted(tx, clientID, set); err != nil {
+			return nil, err
+		}
 		return set, audit.Record(tx, c.ownerOf(clientID), "client.permissions", clientID, audit.OK, "permissions", set.String())
 	})
 }
@@ -206,6 +212,16 @@ func (c Clients) end(tx *store.Tx, clientID string) error {
 	for _, ended := range c.Ended {
 		if err := ended(tx, clientID); err != nil {
 			return fmt.Errorf("ending what a client made: %w", err)
+		}
+	}
+	return nil
+}
+
+// permitted tells those who keep things that a client made what it may do now.
+func (c Clients) permitted(tx *store.Tx, clientID string, may principal.Set) error {
+	for _, permitted := range c.Permitted {
+		if err := permitted(tx, clientID, may); err != nil {
+			return fmt.Errorf("ending what a client may not do any more: %w", err)
 		}
 	}
 	return nil

@@ -86,6 +86,41 @@ func TestRevokeEndsEverythingOfTheClientAtOnce(t *testing.T) {
 	}
 }
 
+// TestWhoKeepsThingsHearsWhatAClientMayDo: at the owner's command and at a
+// consent, in their transactions.
+func TestWhoKeepsThingsHearsWhatAClientMayDo(t *testing.T) {
+	var heard []string
+	var refuse error
+	r := newRelay(t, func(o *Options) {
+		o.Permitted = append(o.Permitted, func(_ *store.Tx, id string, may principal.Set) error {
+			heard = append(heard, id+" "+may.String())
+			return refuse
+		})
+	})
+	id, _ := r.login()
+	if want := id + " " + principal.Full().String(); len(heard) != 1 || heard[0] != want {
+		t.Fatalf("at the consent %q was heard, want %q", heard, want)
+	}
+	if _, err := r.server.clients.SetPermissions(t.Context(), id, nil, principal.Set{principal.FilesRead}); err != nil {
+		t.Fatal(err)
+	}
+	if want := id + " " + principal.Full().Without(principal.FilesRead).String(); len(heard) != 2 || heard[1] != want {
+		t.Fatalf("at the command %q was heard, want %q", heard, want)
+	}
+	refuse = errors.New("refused")
+	if _, err := r.server.clients.SetPermissions(t.Context(), id, principal.Set{principal.FilesRead}, nil); !errors.Is(err, refuse) {
+		t.Fatal(err)
+	}
+	var may bool
+	err := store.Read(t.Context(), r.server.store, func(q *store.Reader) (err error) {
+		may, err = Permits(q, id, principal.FilesRead)
+		return err
+	})
+	if err != nil || may {
+		t.Fatalf("a change that failed holds: %v, %v", may, err)
+	}
+}
+
 func TestRevokeFailsWholeWithItsHooks(t *testing.T) {
 	refused := errors.New("refused")
 	r := newRelay(t, func(o *Options) {

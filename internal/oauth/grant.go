@@ -164,6 +164,9 @@ func (s *Server) issueCode(tx *store.Tx, a *authorization, perms principal.Set) 
 	if _, err := tx.Exec(`UPDATE oauth_clients SET permissions = ?, authorized_at = ? WHERE id = ?`, perms.String(), tx.Now().UnixMilli(), c.id); err != nil {
 		return "", fmt.Errorf("storing the consent: %w", err)
 	}
+	if err := s.clients.permitted(tx, c.id, perms); err != nil {
+		return "", err
+	}
 	// A registration is recorded when the owner first answers it: before that
 	// anybody could fill the audit log, which is kept for a year.
 	if c.authorizedAt.IsZero() && c.kind != Registered {

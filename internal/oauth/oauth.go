@@ -32,6 +32,7 @@ import (
 	"agentrelay/internal/oauth/owner"
 	"agentrelay/internal/oauth/redirect"
 	"agentrelay/internal/oauth/resource"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
 
@@ -69,6 +70,9 @@ type Options struct {
 	// Ended is called in the transaction in which a client ends: revoked by the
 	// owner or removed after its idle time.
 	Ended []func(tx *store.Tx, clientID string) error
+	// Permitted is called in the transaction in which the owner decides what a
+	// client may do from now on, for what it left behind to be done later.
+	Permitted []func(tx *store.Tx, clientID string, may principal.Set) error
 	// Now is the clock; nil means time.Now. It must be the store's.
 	Now func() time.Time
 	// Rand makes codes, tokens and ids; nil means crypto/rand. It is used by
@@ -132,7 +136,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		store: o.Store, issuer: issuer, resource: resource.New(issuer), redirects: policy,
 		password: o.Password, documents: o.Documents,
-		clients: Clients{Store: o.Store, SharedOwner: o.SharedOwner, Redirects: policy, Now: o.Now, Rand: o.Rand, Ended: o.Ended},
+		clients: Clients{Store: o.Store, SharedOwner: o.SharedOwner, Redirects: policy, Now: o.Now, Rand: o.Rand, Ended: o.Ended, Permitted: o.Permitted},
 		now:     o.Now, rand: o.Rand, addr: o.ClientAddr, requestID: o.RequestID, log: o.Log,
 		front: newFrontDoor(issuer, o.Rand),
 	}

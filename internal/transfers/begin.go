@@ -158,7 +158,7 @@ func (s *Service) beginNew(ctx context.Context, who principal.Principal, r reque
 			return outcome{stored, ok}, err
 		}
 		if s.endings.count(who.ClientID) != ended {
-			return outcome{}, TransferRevoked.New("The client was revoked during the call.")
+			return outcome{}, TransferRevoked.New("The client was revoked, or may not do it any more, since the call began.")
 		}
 		if err := s.underLimit(tx, who.Owner, tx.Now().UnixMilli()); err != nil {
 			return outcome{}, err

@@ -337,6 +337,9 @@ func TestRevocationCutsRunningDownloads(t *testing.T) {
 		"client": func(r *rig) error {
 			return store.Exec(context.Background(), r.store, func(tx *store.Tx) error { return r.EndClient(tx, "client-1") })
 		},
+		"client, which may not read files any more": func(r *rig) error {
+			return r.narrow(principal.Full().Without(principal.FilesRead))
+		},
 		"owner": func(r *rig) error {
 			n, err := r.Revoke(context.Background(), r.who, transfers.RevokeIn{Owner: r.who.Owner, HostID: "local", RequestID: "r1"})
 			if n != 1 {
@@ -378,6 +381,28 @@ func TestRevocationCutsRunningDownloads(t *testing.T) {
 			}
 		})
 	}
+}
+
+// narrow is what happens when the owner decides what client-1 may do.
+func (r *rig) narrow(may principal.Set) error {
+	return store.Exec(context.Background(), r.store, func(tx *store.Tx) error { return r.NarrowClient(tx, "client-1", may) })
+}
+
+// TestWhatAClientMayStillDoGoesOn: exports end with files_read and nothing else.
+func TestWhatAClientMayStillDoGoesOn(t *testing.T) {
+	r := newRig(t, transfers.Options{})
+	r.write("f", "content")
+	link := r.export("f", "r1").DownloadURL
+	if err := r.narrow(principal.Set{principal.FilesRead}); err != nil {
+		t.Fatal(err)
+	}
+	if resp, _ := fetch(t, "GET", link); resp.StatusCode != 200 {
+		t.Errorf("a client that may read files has a link that answers %d", resp.StatusCode)
+	}
+	if err := r.narrow(principal.Full()); err != nil {
+		t.Fatal(err)
+	}
+	r.is(r.export("f", "r2"), transfers.Ready)
 }
 
 func TestRevocationLeavesOthersAlone(t *testing.T) {

@@ -99,11 +99,38 @@ func (s *Service) EndClient(tx *store.Tx, clientID string) error {
 	// At once, for a call may be stored in the same commit. Should this
 	// transaction fail, such a call is refused without need, and can be repeated.
 	s.endings.add(clientID)
-	rows, err := all(tx, `SELECT `+columns+` FROM transfers t WHERE spool <> '' AND client_id = ?`, clientID)
-	if err != nil {
-		return err
+	return s.endOf(tx, clientID, Export, Import)
+}
+
+// NarrowClient ends, as [Service.EndClient] does, what a client made and may not
+// do any more, in the transaction that decides what it may: its exports when it
+// may not read files, its imports when it may not write them.
+func (s *Service) NarrowClient(tx *store.Tx, clientID string, may principal.Set) error {
+	var ended []Direction
+	for permission, direction := range map[principal.Permission]Direction{principal.FilesRead: Export, principal.FilesWrite: Import} {
+		if !may.Has(permission) {
+			ended = append(ended, direction)
+		}
 	}
-	return s.revoke(tx, principal.Principal{}, rows)
+	if ended == nil {
+		return nil
+	}
+	s.endings.add(clientID)
+	return s.endOf(tx, clientID, ended...)
+}
+
+// endOf ends the transfers of a client in some directions.
+func (s *Service) endOf(tx *store.Tx, clientID string, directions ...Direction) error {
+	for _, direction := range directions {
+		rows, err := all(tx, `SELECT `+columns+` FROM transfers t WHERE spool <> '' AND client_id = ? AND direction = ?`, clientID, direction)
+		if err != nil {
+			return err
+		}
+		if err := s.revoke(tx, principal.Principal{}, rows); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // RevokeIn names what the owner revokes.
