@@ -96,13 +96,15 @@ var (
 	// KeyConflict is a caller key that was used with other arguments; every
 	// family of keys has it.
 	KeyConflict = Kind{"key_conflict", "This id belongs to an earlier call with other arguments, which can be read under it. Give this call an id of its own.", false}
+	// UnknownHost is a hostId that the config does not have.
+	UnknownHost = Kind{"unknown_host", "Leave hostId out for the local host, or give one that list_hosts shows.", false}
 	// Unavailable is trouble in our own store: nothing was decided, try again.
 	Unavailable = Kind{"unavailable", "The gateway cannot reach its own store right now. Repeat the call with the same ids in a few seconds.", true}
 )
 
 // Kinds lists the kinds of this package for docs/errors.md.
 func Kinds() []Kind {
-	return []Kind{InvalidArguments, InvalidCursor, KeyConflict, NotPermitted, Unavailable, Internal}
+	return []Kind{InvalidArguments, InvalidCursor, KeyConflict, NotPermitted, UnknownHost, Unavailable, Internal}
 }
 
 // From returns the refusal in err's chain, or an [Internal] one that wraps

@@ -6,16 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/direct"
+	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/local"
-	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
+	"agentrelay/internal/tool"
 	"agentrelay/internal/transfers"
 )
 
@@ -23,6 +23,7 @@ import (
 type workspace struct {
 	store     *store.Store
 	local     *local.Host
+	hosts     *hosts.Directory
 	transfers *transfers.Service
 	now       func() time.Time
 }
@@ -35,7 +36,7 @@ func (g *Gateway) buildDirect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("opening the Direct workspace: %w", err)
 	}
-	g.direct = &workspace{store: g.store, local: host, now: g.now}
+	g.direct = &workspace{store: g.store, local: host, hosts: hosts.NewDirectory(host, local.Aliases()), now: g.now}
 	g.direct.transfers, err = transfers.New(ctx, transfers.Options{
 		Store: g.store, Hosts: g.direct, PublicBaseURL: c.PublicBaseURL, Refuse: refuse,
 		Limits: transfers.Limits{
@@ -60,43 +61,82 @@ func (w *workspace) close(ctx context.Context) error {
 	return w.transfers.Close(ctx)
 }
 
-// resolve returns the canonical id of a host that a caller names.
-func resolve(hostID *string) (string, error) {
-	if hostID == nil || slices.Contains([]string{local.ID(), "local", "mac"}, *hostID) {
-		return local.ID(), nil
-	}
-	return "", mailbox.UnknownHost.Newf("hostId names no host of this gateway. It has: %s.", local.ID())
-}
-
 // Host implements [transfers.Hosts].
 func (w *workspace) Host(id string) (transfers.Host, error) {
-	if _, err := resolve(&id); err != nil {
+	h, err := w.hosts.Resolve(&id)
+	if err != nil {
 		return nil, err
 	}
-	return w.local.Placements, nil
+	ctx, cancel := context.WithTimeout(context.Background(), hostBudget)
+	defer cancel()
+	at, err := h.At(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return at.Placements(), nil
 }
 
-// method is what a domain does for a tool.
-type method[In, Out any] func(context.Context, principal.Principal, In) (Out, error)
+// hostBudget is how long a call waits for a host that is being connected to.
+const hostBudget = 10 * time.Second
+
+// site is a host that a call is for.
+type site struct {
+	hosts.Workspace
+	id string // canonical
+}
+
+// at finds the host that a call is for.
+func (w *workspace) at(ctx context.Context, hostID *string) (site, error) {
+	h, err := w.hosts.Resolve(hostID)
+	if err != nil {
+		return site{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, hostBudget)
+	defer cancel()
+	there, err := h.At(ctx)
+	return site{there, h.ID()}, err
+}
+
+// method is what a host does for a tool.
+type method[In, Out any] func(site, context.Context, principal.Principal, In) (Out, error)
 
 // alike is a method that does the same for every caller.
-func alike[In, Out any](do func(context.Context, In) (Out, error)) method[In, Out] {
-	return func(ctx context.Context, _ principal.Principal, in In) (Out, error) { return do(ctx, in) }
+func alike[In, Out any](do func(hosts.Workspace, context.Context, In) (Out, error)) method[In, Out] {
+	return func(at site, ctx context.Context, _ principal.Principal, in In) (Out, error) { return do(at, ctx, in) }
 }
 
-// onHost is [calls] for a tool that works on the host that the caller names.
-func onHost[In, Out any](do method[In, Out]) domainCall {
+// owned is a method that does its own for each owner.
+func owned[In, Out any](do func(hosts.Workspace, context.Context, principal.Principal, In) (Out, error)) method[In, Out] {
+	return func(at site, ctx context.Context, who principal.Principal, in In) (Out, error) {
+		return do(at, ctx, who, in)
+	}
+}
+
+// hostOf is the hostId of arguments that passed a schema.
+func hostOf(arguments json.RawMessage) (*string, error) {
+	var at struct {
+		HostID *string `json:"hostId"`
+	}
+	if err := json.Unmarshal(arguments, &at); err != nil {
+		return nil, fmt.Errorf("arguments that passed the schema do not decode: %w", err)
+	}
+	return at.HostID, nil
+}
+
+// onHost is [tool.Calls] for a tool that works on the host that the caller names.
+func onHost[In, Out any](w *workspace, do method[In, Out]) tool.Call {
 	return func(ctx context.Context, who principal.Principal, arguments json.RawMessage) (any, error) {
-		var at struct {
-			HostID *string `json:"hostId"`
-		}
-		if err := json.Unmarshal(arguments, &at); err != nil {
-			return nil, fmt.Errorf("arguments that passed the schema do not decode: %w", err)
-		}
-		if _, err := resolve(at.HostID); err != nil {
+		hostID, err := hostOf(arguments)
+		if err != nil {
 			return nil, err
 		}
-		return calls(do)(ctx, who, arguments)
+		at, err := w.at(ctx, hostID)
+		if err != nil {
+			return nil, err
+		}
+		return tool.Calls(func(ctx context.Context, who principal.Principal, in In) (Out, error) {
+			return do(at, ctx, who, in)
+		})(ctx, who, arguments)
 	}
 }
 
@@ -105,8 +145,8 @@ type deed struct {
 	action, subject, projectID string
 }
 
-func (d deed) detail(ctx context.Context, more ...any) []any {
-	detail := []any{"host", local.ID(), "id", recordOf(ctx).id}
+func (d deed) detail(ctx context.Context, hostID string, more ...any) []any {
+	detail := []any{"host", hostID, "id", recordOf(ctx).id}
 	if d.projectID != "" {
 		detail = append(detail, "project", d.projectID)
 	}
@@ -116,14 +156,14 @@ func (d deed) detail(ctx context.Context, more ...any) []any {
 // recordedRead is a method that shows what is in files. That it did is on record
 // before it is answered.
 func recordedRead[In, Out any](w *workspace, do method[In, Out], what func(In) deed) method[In, Out] {
-	return func(ctx context.Context, who principal.Principal, in In) (out Out, err error) {
+	return func(at site, ctx context.Context, who principal.Principal, in In) (out Out, err error) {
 		var none Out
-		if out, err = do(ctx, who, in); err != nil {
+		if out, err = do(at, ctx, who, in); err != nil {
 			return none, err
 		}
 		d := what(in)
 		err = store.Exec(ctx, w.store, func(tx *store.Tx) error {
-			return audit.Record(tx, who, d.action, d.subject, audit.OK, d.detail(ctx)...)
+			return audit.Record(tx, who, d.action, d.subject, audit.OK, d.detail(ctx, at.id)...)
 		})
 		if err != nil {
 			return none, fmt.Errorf("recording what was read: %w", err)
@@ -136,14 +176,14 @@ func recordedRead[In, Out any](w *workspace, do method[In, Out], what func(In) d
 // hold. That it is about to is on record before it does, and how it ended before
 // it is answered.
 func recordedChange[In, Out any](w *workspace, do method[In, Out], what func(In) deed, result func(Out) []any) method[In, Out] {
-	return func(ctx context.Context, who principal.Principal, in In) (out Out, err error) {
+	return func(at site, ctx context.Context, who principal.Principal, in In) (out Out, err error) {
 		var none Out
 		d := what(in)
-		intent, err := audit.Begin(ctx, w.store, who, d.action, d.subject, d.detail(ctx)...)
+		intent, err := audit.Begin(ctx, w.store, who, d.action, d.subject, d.detail(ctx, at.id)...)
 		if err != nil {
 			return none, err
 		}
-		out, err = do(ctx, who, in)
+		out, err = do(at, ctx, who, in)
 		outcome, detail := audit.OK, []any(nil)
 		if err != nil {
 			outcome = faultOf(err).Code

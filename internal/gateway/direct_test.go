@@ -11,6 +11,7 @@ import (
 	"agentrelay/internal/config"
 	"agentrelay/internal/hosts/local"
 	"agentrelay/internal/store"
+	"agentrelay/internal/tool"
 )
 
 // withProjects adds two projects: site, which may be read and written, and gone,
@@ -83,7 +84,7 @@ func TestFileToolsAreOnRecord(t *testing.T) {
 		t.Errorf("the file is %q, %v", raw, err)
 	}
 	for _, e := range h.entries(t, 100) {
-		if strings.Contains(string(encode(e)), "eagle") {
+		if strings.Contains(string(tool.Encode(e)), "eagle") {
 			t.Errorf("the audit log quotes a file: %+v", e)
 		}
 	}
@@ -123,20 +124,20 @@ func TestHostsOfTools(t *testing.T) {
 		t.Errorf("%s", s)
 	}
 	checkAgainstOutputSchema(t, "list_hosts", got.Structured)
-	for _, tool := range directTools(&workspace{}) {
+	for _, each := range directTools(&workspace{}) {
 		args := map[string]any{"hostId": "elsewhere"}
 		for name, value := range map[string]any{
 			"projectId": "site", "path": "a", "requestId": "r", "commandId": "c", "inputId": "i", "query": "q", "content": "", "oldText": "a", "newText": "b",
 			"expectedSha256": strings.Repeat("0", 64), "file": map[string]any{"download_url": "https://example.com/", "file_id": "f"},
 		} {
-			for _, p := range tool.in.Properties {
-				if p.name == name && (p.required || name == "requestId") {
+			for _, p := range each.In.Properties {
+				if p.Name == name && (p.Required || name == "requestId") {
 					args[name] = value
 				}
 			}
 		}
-		if e := h.call(t, goodToken, tool.name, args).failure(t); e.Code != "unknown_host" || !strings.Contains(e.Message, local.ID()) {
-			t.Errorf("%s: %+v", tool.name, e)
+		if e := h.call(t, goodToken, each.Name, args).failure(t); e.Code != "unknown_host" || !strings.Contains(e.Message, local.ID()) {
+			t.Errorf("%s: %+v", each.Name, e)
 		}
 	}
 }
@@ -220,10 +221,10 @@ func TestExportsAndTheirLinks(t *testing.T) {
 }
 
 func TestImportsTakeFilesOfTheHost(t *testing.T) {
-	for _, tool := range directTools(&workspace{}) {
-		names, _ := tool.definition().Meta["openai/fileParams"].([]string)
-		if want := tool.name == "import_direct_file"; (len(names) == 1 && names[0] == "file") != want {
-			t.Errorf("%s: %v", tool.name, names)
+	for _, each := range directTools(&workspace{}) {
+		names, _ := each.Definition().Meta["openai/fileParams"].([]string)
+		if want := each.Name == "import_direct_file"; (len(names) == 1 && names[0] == "file") != want {
+			t.Errorf("%s: %v", each.Name, names)
 		}
 	}
 }

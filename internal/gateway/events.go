@@ -16,6 +16,7 @@ import (
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
+	"agentrelay/internal/tool"
 	"agentrelay/internal/wake"
 )
 
@@ -73,16 +74,16 @@ type eventResult struct {
 // MarshalJSON implements [json.Marshaler].
 func (r *eventResult) MarshalJSON() ([]byte, error) {
 	members := map[string]json.RawMessage{}
-	if err := json.Unmarshal(encode(r.members), &members); err != nil {
+	if err := json.Unmarshal(tool.Encode(r.members), &members); err != nil {
 		return nil, fmt.Errorf("writing the result of an event method: %w", err)
 	}
 	if r.ResultType != "" {
-		members["resultType"] = encode(r.ResultType)
+		members["resultType"] = tool.Encode(r.ResultType)
 	}
 	if len(r.Meta) > 0 {
-		members["_meta"] = encode(r.Meta)
+		members["_meta"] = tool.Encode(r.Meta)
 	}
-	return encode(members), nil
+	return tool.Encode(members), nil
 }
 
 type callerKey struct{}
@@ -168,7 +169,7 @@ func (g *Gateway) refuseEvent(ctx context.Context, who principal.Principal, meth
 		rec.failed(cause)
 	}
 	data := map[string]any{}
-	if err := json.Unmarshal(encode(newFailure(e, rec.id)), &data); err != nil {
+	if err := json.Unmarshal(tool.Encode(tool.NewFailure(e, rec.id)), &data); err != nil {
 		return err
 	}
 	delete(data, "message") // it is the error's own
@@ -178,7 +179,7 @@ func (g *Gateway) refuseEvent(ctx context.Context, who principal.Principal, meth
 			data[name] = value
 		}
 	}
-	return &jsonrpc.Error{Code: events.Numbers(g.config.Events.ErrorCodes).Number(e.Kind), Message: e.Message, Data: encode(data)}
+	return &jsonrpc.Error{Code: events.Numbers(g.config.Events.ErrorCodes).Number(e.Kind), Message: e.Message, Data: tool.Encode(data)}
 }
 
 // The SDK has no room for a capability of its own at the top level, so its

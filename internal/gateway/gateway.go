@@ -36,6 +36,7 @@ import (
 	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
+	"agentrelay/internal/tool"
 	"agentrelay/internal/wake"
 )
 
@@ -77,7 +78,7 @@ type Gateway struct {
 	stop      context.CancelFunc
 	beats     beats
 	drain     time.Duration // see drainTimeout
-	moreTools []tool        // of tests
+	moreTools []tool.Tool   // of tests
 }
 
 // authorizationServer is what the routes need of [oauth.Server].

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"agentrelay/internal/config"
+	"agentrelay/internal/tool"
 )
 
 // guard decides by the Host and Origin headers whether a request is answered,
@@ -43,12 +44,12 @@ func (g *guard) handler(next http.Handler) http.Handler {
 			policy.allow(w.Header(), origins[0], trusted)
 		}
 		if !g.hostAllowed(r.Host) {
-			refuse(w, r, http.StatusForbidden, hostNotAllowed.Newf("This gateway does not answer to the host name %q.", shown(r.Host, 100)).
+			refuse(w, r, http.StatusForbidden, hostNotAllowed.Newf("This gateway does not answer to the host name %q.", tool.Shown(r.Host, 100)).
 				WithHint("Use "+g.mcpURL+", or add this host name to allowedHosts in the gateway's config."))
 			return
 		}
 		if policy == corsListed && !trusted {
-			refuse(w, r, http.StatusForbidden, originNotAllowed.Newf("Pages of %q may not call this gateway.", shown(origins[0], 100)))
+			refuse(w, r, http.StatusForbidden, originNotAllowed.Newf("Pages of %q may not call this gateway.", tool.Shown(origins[0], 100)))
 			return
 		}
 		if r.Method == http.MethodOptions && policy != corsNone {

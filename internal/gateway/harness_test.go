@@ -23,6 +23,7 @@ import (
 	"agentrelay/internal/config"
 	"agentrelay/internal/oauth"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/tool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -110,7 +111,7 @@ func testConfig(t testing.TB) *config.Config {
 }
 
 // open builds a gateway. The caller closes it.
-func open(t testing.TB, c *config.Config, log io.Writer, extra ...tool) *Gateway {
+func open(t testing.TB, c *config.Config, log io.Writer, extra ...tool.Tool) *Gateway {
 	t.Helper()
 	g, err := New(t.Context(), Options{Config: c, Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test"})
 	if err != nil {
@@ -123,7 +124,7 @@ func open(t testing.TB, c *config.Config, log io.Writer, extra ...tool) *Gateway
 }
 
 // start builds a gateway and serves it until the test ends.
-func start(t *testing.T, c *config.Config, extra ...tool) *harness {
+func start(t *testing.T, c *config.Config, extra ...tool.Tool) *harness {
 	t.Helper()
 	log := &logBuffer{}
 	g := open(t, c, log, extra...)
@@ -232,7 +233,7 @@ func rpc(isModern bool, method string, params map[string]any) string {
 		}
 		params = p
 	}
-	return string(encode(map[string]any{"jsonrpc": "2.0", "id": 7, "method": method, "params": params}))
+	return string(tool.Encode(map[string]any{"jsonrpc": "2.0", "id": 7, "method": method, "params": params}))
 }
 
 func callParams(name string, args map[string]any) map[string]any {
@@ -248,9 +249,9 @@ type toolResult struct {
 	IsError    bool            `json:"isError"`
 }
 
-func (r toolResult) failure(t *testing.T) failure {
+func (r toolResult) failure(t *testing.T) tool.Failure {
 	t.Helper()
-	var e envelope
+	var e tool.Envelope
 	if err := json.Unmarshal(r.Structured, &e); err != nil || !r.IsError {
 		t.Fatalf("not a failure: %s", r.Structured)
 	}
@@ -323,9 +324,9 @@ func rpcErrorOf(t *testing.T, body string) (e struct {
 }
 
 // httpFailure reads the error of the HTTP layer.
-func httpFailure(t *testing.T, resp *http.Response, body string) failure {
+func httpFailure(t *testing.T, resp *http.Response, body string) tool.Failure {
 	t.Helper()
-	var e envelope
+	var e tool.Envelope
 	if err := json.Unmarshal([]byte(body), &e); err != nil || !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		t.Fatalf("status %d: not a JSON error: %q (%s)", resp.StatusCode, body, resp.Header.Get("Content-Type"))
 	}
@@ -337,10 +338,10 @@ func httpFailure(t *testing.T, resp *http.Response, body string) failure {
 
 // slowTool waits until its request ends or release is closed, and says on ended
 // how it ended.
-func slowTool(release <-chan struct{}, ended chan<- error) tool {
-	return tool{
-		name: "test_slow", title: "Slow", description: "Waits.", readOnly: true, in: arguments(), out: result(opt("done", boolean("Always true."))),
-		call: func(ctx context.Context, _ principal.Principal, _ json.RawMessage) (any, error) {
+func slowTool(release <-chan struct{}, ended chan<- error) tool.Tool {
+	return tool.Tool{
+		Name: "test_slow", Title: "Slow", Description: "Waits.", ReadOnly: true, In: tool.Arguments(), Out: tool.Result(tool.Opt("done", tool.Boolean("Always true."))),
+		Call: func(ctx context.Context, _ principal.Principal, _ json.RawMessage) (any, error) {
 			select {
 			case <-release:
 				ended <- nil

@@ -16,6 +16,7 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 
 	"agentrelay/internal/fault"
+	"agentrelay/internal/tool"
 )
 
 const (
@@ -59,12 +60,12 @@ func (rec *record) authenticated(client string) {
 	rec.client = client
 }
 
-func (rec *record) called(method, tool string) {
+func (rec *record) called(method, toolName string) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	rec.methods = append(rec.methods, method)
-	if tool != "" {
-		rec.tools = append(rec.tools, shown(tool, 64))
+	if toolName != "" {
+		rec.tools = append(rec.tools, tool.Shown(toolName, 64))
 	}
 }
 
@@ -152,14 +153,14 @@ func (g *Gateway) logRequest(r *http.Request, rec *record, status int, took time
 	// The pattern, not the path: a path can hold a ticket.
 	path := chi.RouteContext(r.Context()).RoutePattern()
 	if path == "" || path == "/*" {
-		path = shown(r.URL.Path, 64)
+		path = tool.Shown(r.URL.Path, 64)
 	}
 	if strings.HasPrefix(path, "/files/") {
 		path = "/files/*"
 	}
 	attrs := append([]slog.Attr{
 		slog.String("id", rec.id),
-		slog.String("http", shown(r.Method, 16)),
+		slog.String("http", tool.Shown(r.Method, 16)),
 		slog.String("path", path),
 		slog.Int("status", status),
 		slog.Int64("ms", took.Milliseconds()),

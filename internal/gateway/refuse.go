@@ -1,11 +1,10 @@
 package gateway
 
 import (
-	"encoding/json"
 	"net/http"
-	"strings"
 
 	"agentrelay/internal/fault"
+	"agentrelay/internal/tool"
 )
 
 // The refusals of the HTTP layer, before any tool or OAuth rule is asked.
@@ -40,25 +39,6 @@ func Kinds() []fault.Kind {
 	return kinds
 }
 
-// failure is the one JSON form of a refusal: the body of an HTTP error, the
-// structured content of a failed tool call, the data of a JSON-RPC error.
-type failure struct {
-	Code      string `json:"code"`
-	Message   string `json:"message,omitempty"`
-	Hint      string `json:"hint,omitempty"`
-	Retryable bool   `json:"retryable"`
-	ID        string `json:"id"` // stands in the log line of the request
-}
-
-func newFailure(e *fault.Error, id string) failure {
-	return failure{e.Code, e.Message, e.Hint, e.Retryable, id}
-}
-
-// envelope holds a failure where a result would stand.
-type envelope struct {
-	Error failure `json:"error"`
-}
-
 // oauthFailure is the form of RFC 6749 section 5.2, which OAuth clients read.
 type oauthFailure struct {
 	Error       string `json:"error"`
@@ -78,7 +58,7 @@ var oauthCodes = map[string]string{
 func refuse(w http.ResponseWriter, r *http.Request, status int, e *fault.Error) {
 	rec := recordOf(r.Context())
 	rec.refused(e)
-	var body any = envelope{newFailure(e, rec.id)}
+	var body any = tool.Envelope{Error: tool.NewFailure(e, rec.id)}
 	if isOAuthPath(r.URL.Path) {
 		code, ok := oauthCodes[e.Code]
 		if !ok {
@@ -97,35 +77,5 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 		h.Set("Cache-Control", "no-store")
 	}
 	w.WriteHeader(status)
-	w.Write(encode(v))
-}
-
-// encode is v as JSON without the escapes that only HTML needs.
-func encode(v any) []byte {
-	var b strings.Builder
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		panic(err)
-	}
-	return []byte(strings.TrimSuffix(b.String(), "\n"))
-}
-
-// shown makes a value from a request fit for an error or a log line: printable
-// ASCII of bounded length.
-func shown(s string, most int) string {
-	cut := len(s) > most
-	if cut {
-		s = s[:most]
-	}
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' || r == '"' {
-			return '?'
-		}
-		return r
-	}, s)
-	if cut {
-		s += "..."
-	}
-	return s
+	w.Write(tool.Encode(v))
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"agentrelay/internal/tool"
 )
 
 const (
@@ -197,7 +199,7 @@ func (rp *reply) finish() {
 		var resp rpcResponse
 		resp, rp.status = fromText(string(body), rp.status, rp.post)
 		rp.post.rec.refusedAs(resp.Error.name())
-		body = encode(resp)
+		body = tool.Encode(resp)
 	} else {
 		body = rp.complete(body)
 	}

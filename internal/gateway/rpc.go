@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentrelay/internal/fault"
+	"agentrelay/internal/tool"
 )
 
 // rpcKind is a JSON-RPC error of the MCP endpoint.
@@ -79,11 +80,11 @@ func (e *rpcError) explain(id string) {
 		return // no object: there is no room for ours
 	}
 	var ours map[string]json.RawMessage
-	if err := json.Unmarshal(encode(newFailure(k.New(""), id)), &ours); err != nil {
+	if err := json.Unmarshal(tool.Encode(tool.NewFailure(k.New(""), id)), &ours); err != nil {
 		panic(err) // we encoded it
 	}
 	maps.Copy(ours, data)
-	e.Data = encode(ours)
+	e.Data = tool.Encode(ours)
 }
 
 // name is the error in the log.
@@ -198,8 +199,8 @@ func fromText(text string, status int, p *post) (rpcResponse, int) {
 		switch {
 		case t.number == mcp.CodeUnsupportedProtocolVersion:
 			k, _ := rpcKindOf(t.number)
-			resp.Error.Data = encode(versionData{newFailure(k.New(""), p.rec.id), mcp.UnsupportedProtocolVersionData{
-				Supported: mcp.SupportedProtocolVersions(), Requested: shown(p.version, 32),
+			resp.Error.Data = tool.Encode(versionData{tool.NewFailure(k.New(""), p.rec.id), mcp.UnsupportedProtocolVersionData{
+				Supported: mcp.SupportedProtocolVersions(), Requested: tool.Shown(p.version, 32),
 			}})
 		case t.number == jsonrpc.CodeMethodNotFound && !p.modern() && string(resp.ID) != "null":
 			status = http.StatusOK
@@ -215,7 +216,7 @@ func fromText(text string, status int, p *post) (rpcResponse, int) {
 // versionData is what the protocol defines for an unsupported version, and our
 // failure beside it.
 type versionData struct {
-	failure
+	tool.Failure
 	mcp.UnsupportedProtocolVersionData
 }
 
@@ -240,7 +241,7 @@ func refine(data []byte, id string) (_ []byte, codes []string) {
 			batch[i], c = refine(batch[i], id)
 			codes = append(codes, c...)
 		}
-		return encode(batch), codes
+		return tool.Encode(batch), codes
 	}
 	var resp rpcResponse
 	if json.Unmarshal(data, &resp) != nil || resp.Error == nil {
@@ -256,11 +257,11 @@ func refine(data []byte, id string) (_ []byte, codes []string) {
 		}
 	}
 	if len(e.Message) > maxRPCMessage {
-		e.Message = shown(e.Message, maxRPCMessage)
+		e.Message = tool.Shown(e.Message, maxRPCMessage)
 	}
 	e.explain(id)
 	if len(resp.ID) == 0 {
 		resp.ID = json.RawMessage("null")
 	}
-	return encode(resp), []string{e.name()}
+	return tool.Encode(resp), []string{e.name()}
 }

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentrelay/internal/tool"
 )
 
 // ServerName is the name that the MCP server gives itself.
@@ -63,13 +65,13 @@ func (g *Gateway) server() *mcp.Server {
 }
 
 // tools are those of the groups that the config has switched on.
-func (g *Gateway) tools() []tool {
-	var tools []tool
+func (g *Gateway) tools() []tool.Tool {
+	var tools []tool.Tool
 	if g.config.Tools.Mailbox {
 		tools = append(tools, mailboxTools(g.mailbox)...)
 	}
 	if g.config.Tools.Direct {
-		tools = append(tools, hostTools(len(g.config.Direct.Projects), g.now)...)
+		tools = append(tools, hostTools(g.direct)...)
 		tools = append(tools, directTools(g.direct)...)
 	}
 	return append(tools, g.moreTools...)

@@ -9,6 +9,7 @@ import (
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
+	"agentrelay/internal/tool"
 )
 
 // Status is what the owner's command line shows of a running gateway.
@@ -73,7 +74,7 @@ func (g *Gateway) Status(ctx context.Context) (Status, error) {
 	s := Status{
 		Version: g.version, StartedAt: g.started.UTC().Truncate(time.Millisecond), UptimeMs: g.now().Sub(g.started).Milliseconds(),
 		MCPURL: g.config.MCPURL(), StateDir: g.config.StateDir, Ready: true,
-		Surface: surface(tools), Tools: len(tools), SharedOwner: g.config.SharedOwner, Warnings: g.warnings(),
+		Surface: tool.Surface(tools), Tools: len(tools), SharedOwner: g.config.SharedOwner, Warnings: g.warnings(),
 	}
 	if err := g.ping(ctx); err != nil {
 		s.Ready, s.Reason = false, err.Error()

@@ -18,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentrelay/internal/principal"
+	"agentrelay/internal/tool"
 )
 
 func TestSilentStreamIsKeptAlive(t *testing.T) {
@@ -77,8 +78,8 @@ func TestClosedRequestCancelsItsCall(t *testing.T) {
 	defer close(release)
 	running := make(chan struct{}, 1)
 	slow := slowTool(release, ended)
-	wait := slow.call
-	slow.call = func(ctx context.Context, who principal.Principal, raw json.RawMessage) (any, error) {
+	wait := slow.Call
+	slow.Call = func(ctx context.Context, who principal.Principal, raw json.RawMessage) (any, error) {
 		running <- struct{}{}
 		return wait(ctx, who, raw)
 	}
@@ -134,9 +135,9 @@ func TestErrorAfterTheStreamBegan(t *testing.T) {
 // TestPanicInAHandlerIsAnAnswer: the SDK runs handlers in goroutines of its own,
 // where a panic would end the process.
 func TestPanicInAHandlerIsAnAnswer(t *testing.T) {
-	h := start(t, testConfig(t), tool{
-		name: "test_panic", title: "P", description: "Panics.", in: arguments(), out: result(),
-		call: func(context.Context, principal.Principal, json.RawMessage) (any, error) { panic("boom") },
+	h := start(t, testConfig(t), tool.Tool{
+		Name: "test_panic", Title: "P", Description: "Panics.", In: tool.Arguments(), Out: tool.Result(),
+		Call: func(context.Context, principal.Principal, json.RawMessage) (any, error) { panic("boom") },
 	})
 	got := h.call(t, goodToken, "test_panic", nil).failure(t)
 	if got.Code != "internal_error" || !strings.Contains(h.log.String(), got.ID) || !strings.Contains(h.log.String(), "boom") {

@@ -6,44 +6,60 @@ import (
 	"time"
 
 	"agentrelay/internal/direct/files"
-	"agentrelay/internal/hosts/local"
+	"agentrelay/internal/hosts"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/tool"
 )
 
 // host is one host as list_hosts shows it.
 type host struct {
-	HostID           string     `json:"hostId"`
-	Name             string     `json:"name"`
-	Transport        string     `json:"transport"`
-	Available        bool       `json:"available"`
-	CheckedAt        files.Time `json:"checkedAt"`
-	DirectConfigured bool       `json:"directConfigured"`
-	AgentsAvailable  bool       `json:"agentsAvailable"`
+	HostID           string        `json:"hostId"`
+	Name             string        `json:"name"`
+	Transport        string        `json:"transport"`
+	Available        bool          `json:"available"`
+	CheckedAt        files.Time    `json:"checkedAt"`
+	Reason           string        `json:"reason,omitempty"`
+	DirectConfigured bool          `json:"directConfigured"`
+	AgentsAvailable  bool          `json:"agentsAvailable"`
+	Worker           *hosts.Worker `json:"worker,omitempty"`
 }
 
-// hostTools is the one tool that shows the hosts. projects is how many projects
-// the local one has.
-func hostTools(projects int, now func() time.Time) []tool {
-	return []tool{{
-		name: "list_hosts", title: "List hosts", readOnly: true, idempotent: true,
-		description: "List the owner's machines that this gateway reaches, by hostId. Pass a hostId to the other tools to work there; left out, it is the gateway's own machine, which is also called local or mac. Then use list_direct_projects to see which projects a host has.",
-		in:          arguments(),
-		out: result(opt("hosts", list("The hosts.", object("A host.",
-			opt("hostId", str("Its id.")),
-			opt("name", str("What people call it.")),
-			opt("transport", str("How it is reached: local, ssh or device.")),
-			opt("available", boolean("Whether it could be reached when it was checked.")),
-			opt("checkedAt", str("When that was.")),
-			opt("reason", str("Why it is not available.")),
-			opt("directConfigured", boolean("Whether it has projects for the Direct tools.")),
-			opt("agentsAvailable", boolean("Whether agents can be dispatched there now.")),
-			opt("worker", object("The gateway's helper on that host: version, outdated.")),
+// probeBudget is how long list_hosts waits for hosts to answer.
+const probeBudget = 2 * time.Second
+
+// listHosts asks all hosts at once.
+func (w *workspace) listHosts(ctx context.Context) []host {
+	statuses := w.hosts.Probe(ctx, probeBudget)
+	out := make([]host, len(statuses))
+	for i, h := range w.hosts.All() {
+		s := statuses[i]
+		out[i] = host{
+			HostID: h.ID(), Name: h.Name(), Transport: h.Transport(), Available: s.State == hosts.Up, CheckedAt: files.Time{Time: s.CheckedAt},
+			Reason: s.Reason, DirectConfigured: h.DirectConfigured(), Worker: s.Worker,
+		}
+	}
+	return out
+}
+
+// hostTools is the one tool that shows the hosts.
+func hostTools(w *workspace) []tool.Tool {
+	return []tool.Tool{{
+		Name: "list_hosts", Title: "List hosts", ReadOnly: true, Idempotent: true,
+		Description: "List the owner's machines that this gateway reaches, by hostId. Pass a hostId to the other tools to work there; left out, it is the gateway's own machine, which is also called local or mac. Then use list_direct_projects to see which projects a host has.",
+		In:          tool.Arguments(),
+		Out: tool.Result(tool.Opt("hosts", tool.List("The hosts.", tool.Object("A host.",
+			tool.Opt("hostId", tool.Str("Its id.")),
+			tool.Opt("name", tool.Str("What people call it.")),
+			tool.Opt("transport", tool.Str("How it is reached: local, ssh or device.")),
+			tool.Opt("available", tool.Boolean("Whether it could be reached when it was checked.")),
+			tool.Opt("checkedAt", tool.Str("When that was.")),
+			tool.Opt("reason", tool.Str("Why it is not available.")),
+			tool.Opt("directConfigured", tool.Boolean("Whether it has projects for the Direct tools.")),
+			tool.Opt("agentsAvailable", tool.Boolean("Whether agents can be dispatched there now.")),
+			tool.Opt("worker", tool.Object("The gateway's helper on that host: version, outdated.")),
 		)))),
-		call: func(context.Context, principal.Principal, json.RawMessage) (any, error) {
-			return map[string][]host{"hosts": {{
-				HostID: local.ID(), Name: local.Name(), Transport: "local", Available: true,
-				CheckedAt: files.Time{Time: now()}, DirectConfigured: projects > 0,
-			}}}, nil
+		Call: func(ctx context.Context, _ principal.Principal, _ json.RawMessage) (any, error) {
+			return map[string][]host{"hosts": w.listHosts(ctx)}, nil
 		},
 	}}
 }

@@ -19,26 +19,27 @@ import (
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
+	"agentrelay/internal/tool"
 )
 
 // groups are all tools there are, by the config's names.
-func groups() map[string][]tool {
-	return map[string][]tool{"mailbox": mailboxTools(nil), "hosts": hostTools(0, nil), "direct": directTools(&workspace{})}
+func groups() map[string][]tool.Tool {
+	return map[string][]tool.Tool{"mailbox": mailboxTools(nil), "hosts": hostTools(&workspace{}), "direct": directTools(&workspace{})}
 }
 
 func TestToolDefinitions(t *testing.T) {
 	for group, tools := range groups() {
-		for _, tool := range tools {
+		for _, each := range tools {
 			var def struct {
 				Name, Title, Description string
 				Annotations              map[string]any
 				InputSchema              map[string]any
 				OutputSchema             map[string]any
 			}
-			if err := json.Unmarshal(encode(tool.definition()), &def); err != nil {
+			if err := json.Unmarshal(tool.Encode(each.Definition()), &def); err != nil {
 				t.Fatal(err)
 			}
-			if def.Title == "" || len(def.Description) < 80 || strings.Contains(string(encode(tool.definition())), `\u00`) {
+			if def.Title == "" || len(def.Description) < 80 || strings.Contains(string(tool.Encode(each.Definition())), `\u00`) {
 				t.Errorf("%s: title, description or characters: %+v", def.Name, def)
 			}
 			for _, hint := range []string{"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"} {
@@ -54,7 +55,7 @@ func TestToolDefinitions(t *testing.T) {
 			}
 			checkSchema(t, def.Name+" in", def.InputSchema, true)
 			checkSchema(t, def.Name+" out", def.OutputSchema, true)
-			if tool.permission == "" && tool.name != "list_hosts" {
+			if each.Permission == "" && each.Name != "list_hosts" {
 				t.Errorf("%s needs no permission", def.Name)
 			}
 		}
@@ -89,7 +90,7 @@ func TestSizeOfTheToolList(t *testing.T) {
 	for group, tools := range groups() {
 		n := 0
 		for i := range tools {
-			n += len(encode(tools[i].definition()))
+			n += len(tool.Encode(tools[i].Definition()))
 		}
 		t.Logf("group %s: %d tools, %d bytes", group, len(tools), n)
 		total += n
@@ -193,29 +194,29 @@ func TestMailboxOverRawHTTP(t *testing.T) {
 func checkAgainstOutputSchema(t *testing.T, name string, raw json.RawMessage) {
 	t.Helper()
 	for _, tools := range groups() {
-		for _, tool := range tools {
-			if tool.name == name {
+		for _, each := range tools {
+			if each.Name == name {
 				var v any
 				if err := json.Unmarshal(raw, &v); err != nil {
 					t.Fatal(err)
 				}
-				declared(t, name, tool.out, v)
+				declared(t, name, each.Out, v)
 			}
 		}
 	}
 }
 
-func declared(t *testing.T, path string, s *schema, v any) {
+func declared(t *testing.T, path string, s *tool.Schema, v any) {
 	t.Helper()
 	switch v := v.(type) {
 	case map[string]any:
-		if s.kind != "object" {
-			t.Errorf("%s is an object, declared as %s", path, s.kind)
+		if s.Kind() != "object" {
+			t.Errorf("%s is an object, declared as %s", path, s.Kind())
 		}
 		for name, member := range v {
-			i := slices.IndexFunc(s.Properties, func(f field) bool { return f.name == name })
+			i := slices.IndexFunc(s.Properties, func(f tool.Field) bool { return f.Name == name })
 			if i >= 0 {
-				declared(t, path+"."+name, s.Properties[i].schema, member)
+				declared(t, path+"."+name, s.Properties[i].Schema, member)
 			} else if len(s.Properties) > 0 {
 				t.Errorf("%s.%s is not declared", path, name)
 			}
@@ -226,8 +227,8 @@ func declared(t *testing.T, path string, s *schema, v any) {
 		}
 	default:
 		want := map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "boolean", reflect.Float64: "integer"}[reflect.ValueOf(v).Kind()]
-		if s.kind != want {
-			t.Errorf("%s is %T, declared as %s", path, v, s.kind)
+		if s.Kind() != want {
+			t.Errorf("%s is %T, declared as %s", path, v, s.Kind())
 		}
 	}
 }
@@ -343,7 +344,7 @@ func TestHintIsSafeToRun(t *testing.T) {
 		"https://a.test/x;id>/tmp/y": `'https://a.test/x;id>/tmp/y'`,
 		"https://a.test/'$(id)'":     `'https://a.test/'\''$(id)'\'''`,
 	} {
-		_, err := (&frame{}).run(t.Context(), &tool{name: "test", permission: principal.Mailbox}, principal.Principal{ClientID: id}, nil)
+		_, err := (&frame{}).run(t.Context(), &tool.Tool{Name: "test", Permission: principal.Mailbox}, principal.Principal{ClientID: id}, nil)
 		if hint := fault.From(err).Hint; !strings.HasSuffix(hint, "gateway clients allow "+word+" mailbox") {
 			t.Errorf("%s: %s", id, hint)
 		}
@@ -351,9 +352,9 @@ func TestHintIsSafeToRun(t *testing.T) {
 }
 
 func TestErrorsOfADomain(t *testing.T) {
-	failing := func(name string, err error) tool {
-		return tool{name: name, title: "F", description: "Fails.", in: arguments(), out: result(),
-			call: func(context.Context, principal.Principal, json.RawMessage) (any, error) { return nil, err }}
+	failing := func(name string, err error) tool.Tool {
+		return tool.Tool{Name: name, Title: "F", Description: "Fails.", In: tool.Arguments(), Out: tool.Result(),
+			Call: func(context.Context, principal.Principal, json.RawMessage) (any, error) { return nil, err }}
 	}
 	h := start(t, testConfig(t),
 		failing("test_internal", errors.New("open /home/owner/key: denied")),
@@ -393,7 +394,7 @@ func TestHandlersSeeNoToken(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return answer(map[string]any{"client": who.ClientID, "token": req.Extra.Header.Get("Authorization"), "session": req.Extra.Header.Get("Mcp-Session-Id")}, false), nil
+		return tool.Answer(map[string]any{"client": who.ClientID, "token": req.Extra.Header.Get("Authorization"), "session": req.Extra.Header.Get("Mcp-Session-Id")}, false), nil
 	})
 	h := serve(t, g, g.HandlerFor(server))
 	h.log = &logBuffer{}

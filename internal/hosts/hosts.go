@@ -81,8 +81,8 @@ type Worker struct {
 	Outdated bool   `json:"outdated"` // still served, but should be installed anew
 }
 
-// Workspace is the Direct tools of one host. [local.Host] does them in this
-// process, a [worker.Client] on another machine. Every method ends with its
+// Workspace is the Direct tools of one host. Package workspace does them on the
+// machine of its process, package worker asks another one to. Every method ends with its
 // context; refusals are [fault.Error] values, those of the packages below
 // internal/direct and, of another machine, those of this package.
 type Workspace interface {

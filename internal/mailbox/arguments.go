@@ -110,7 +110,7 @@ func (s *Service) resolveHost(id *string) (string, error) {
 	if slices.Contains(others, *id) {
 		return *id, nil
 	}
-	return "", UnknownHost.Newf("hostId names no host of this gateway. It has: %s.", strings.Join(append([]string{s.localHost}, others...), ", "))
+	return "", fault.UnknownHost.Newf("hostId names no host of this gateway. It has: %s.", strings.Join(append([]string{s.localHost}, others...), ", "))
 }
 
 // firstError returns the first error of a list of checks.

@@ -11,7 +11,6 @@ var (
 	PeerConflict   = fault.Kind{Code: "peer_conflict", Hint: "Register under another peerId, or, if the peer is no longer in use, stop_peer it first and register again."}
 	PeerLimit      = fault.Kind{Code: "peer_limit", Hint: "Use an id the owner already has: list_peers with includeStopped true shows them, and register_peer makes a stopped one active again."}
 	AgentNotOwned  = fault.Kind{Code: "agent_not_owned", Hint: "Dispatch the agent first (create_agent), or give the hostId and agentId that list_agents shows."}
-	UnknownHost    = fault.Kind{Code: "unknown_host", Hint: "Leave hostId out for the local host, or give one that list_hosts shows."}
 	UnknownMessage = fault.Kind{Code: "unknown_message", Hint: "Check the id with list_peer_messages (includeProcessed true shows history). To learn whether a send arrived, repeat it with its own messageId."}
 	NotRecipient   = fault.Kind{Code: "not_recipient", Hint: "Only the recipient reads and acknowledges in its own name: give the message's toPeerId if that is you. get_peer_message without peerId shows a message without marking it read."}
 	ReplyMismatch  = fault.Kind{Code: "reply_mismatch", Hint: "A reply goes from the recipient of that message to its sender. Swap fromPeerId and toPeerId as that message has them, or leave inReplyTo out to begin a new thread."}
@@ -27,7 +26,7 @@ var (
 // arguments are refused with [fault.InvalidArguments].
 func Kinds() []fault.Kind {
 	return []fault.Kind{
-		UnknownPeer, PeerStopped, SelfMessage, PeerConflict, PeerLimit, AgentNotOwned, UnknownHost, UnknownMessage, NotRecipient,
+		UnknownPeer, PeerStopped, SelfMessage, PeerConflict, PeerLimit, AgentNotOwned, UnknownMessage, NotRecipient,
 		ReplyMismatch, AlreadyReplied, HopLimit, RateLimited, MessagePurged, TooManyWaits,
 	}
 }

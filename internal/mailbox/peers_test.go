@@ -39,7 +39,7 @@ func TestRegisterRefusesWhatBreaksARule(t *testing.T) {
 		{"a dot with a host", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Dot, HostID: new("local")}, fault.InvalidArguments, "local"},
 		{"a local without agent", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local}, fault.InvalidArguments, "agentId"},
 		{"a local with a path for an agent", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local, AgentID: new("../a")}, fault.InvalidArguments, "agentId"},
-		{"an unknown host", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local, AgentID: new("agent-1"), HostID: new("moon")}, mailbox.UnknownHost, "local, builder"},
+		{"an unknown host", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local, AgentID: new("agent-1"), HostID: new("moon")}, fault.UnknownHost, "local, builder"},
 		{"somebody's agent", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local, AgentID: new("agent-2")}, mailbox.AgentNotOwned, "local"},
 		{"an agent of another host", mailbox.RegisterPeerIn{PeerID: "a", Kind: mailbox.Local, AgentID: new("agent-1"), HostID: new("builder")}, mailbox.AgentNotOwned, "builder"},
 	} {

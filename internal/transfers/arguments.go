@@ -12,16 +12,17 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	host "agentrelay/internal/direct/transfers"
 	"agentrelay/internal/fault"
 )
 
 // Limits of arguments. Lengths are in bytes.
 const (
-	MaxWaitMs     = 20000 // and the default
-	MaxURL        = 8192
-	MaxFileID     = 512
-	MaxMimeType   = 256
-	MaxFileName   = 1024
+	MaxWaitMs     = host.MaxWaitMs // and the default
+	MaxURL        = host.MaxURL
+	MaxFileID     = host.MaxFileID
+	MaxMimeType   = host.MaxMimeType
+	MaxFileName   = host.MaxFileName
 	MaxPath       = 4096
 	DefaultLimit  = 50
 	MaxLimit      = 200

@@ -3,14 +3,13 @@
 // services that work by it, in the gateway's own process.
 //
 // It promises that what the config and the state directory hold of the gateway
-// itself is protected from every client, that the services share their locks and
-// keep their state apart, and that a project whose directory is missing keeps
-// nothing else from opening. It leaves to others the rules of files, commands and
-// transfers (packages below internal/direct), the receipts of transfers, who may
-// call what, and the record of what was done.
+// itself is protected from every client, and that this machine is always there.
+// It leaves to others the services (package workspace), the receipts of
+// transfers, who may call what, and the record of what was done.
 package local
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -21,18 +20,20 @@ import (
 	"agentrelay/internal/config"
 	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/commands"
-	"agentrelay/internal/direct/files"
-	"agentrelay/internal/direct/transfers"
+	"agentrelay/internal/hosts"
+	"agentrelay/internal/hosts/workspace"
 )
 
-// ID is the canonical id of the local host. Callers may also call it local or
-// mac, or leave it out.
+// ID is the canonical id of the local host.
 func ID() string {
 	if runtime.GOOS == "darwin" {
 		return "mac"
 	}
 	return "local"
 }
+
+// Aliases are what callers may call the local host by.
+func Aliases() []string { return []string{"local", "mac"} }
 
 // Name is what people call the local host.
 func Name() string {
@@ -93,55 +94,67 @@ type Options struct {
 	Log    *slog.Logger
 }
 
+func (o Options) workspace() workspace.Options {
+	c := o.Config.Commands
+	return workspace.Options{
+		Policy: Policy(o.Config), StateDir: filepath.Join(o.Config.StateDir, "direct"), Now: o.Now, Log: o.Log,
+		Commands: commands.Options{Path: c.Path, Pass: c.PassEnvironment, Limits: commands.Limits{
+			RunningPerOwner: c.RunningPerOwner, RunningPerHost: c.RunningPerHost, OutputBytes: int64(c.OutputBytes),
+			StoredBytes: int64(c.StoredBytes), StoredFor: time.Duration(c.KeepDays) * 24 * time.Hour,
+		}},
+	}
+}
+
 // Host is this machine. It is safe for concurrent use.
 type Host struct {
-	*direct.Host
-	Files      *files.Service
-	Commands   *commands.Service
-	Placements *transfers.Service
+	*workspace.Workspace
+	now      func() time.Time
+	projects int
 }
+
+var _ hosts.Host = (*Host)(nil)
 
 // Open opens the services, after they have settled what a crash has left. The
 // caller must hold the lock of the state directory, and call [Host.Close].
 func Open(o Options) (*Host, error) {
-	h := &Host{Host: direct.New(Policy(o.Config))}
-	var err error
-	if h.Files, err = files.New(files.Options{Host: h.Host, StateDir: stateDir(o.Config, "files"), Now: o.Now, Log: o.Log}); err != nil {
-		return nil, err
-	}
-	h.Placements, err = transfers.New(transfers.Options{Host: h.Host, StateDir: stateDir(o.Config, "transfers"), Files: h.Files, Now: o.Now, Log: o.Log})
+	w, err := workspace.Open(o.workspace())
 	if err != nil {
 		return nil, err
 	}
-	if h.Commands, err = openCommands(o, h.Host, o.Config.Commands.Path); err != nil {
-		return nil, err
+	h := &Host{Workspace: w, now: o.Now, projects: len(o.Config.Direct.Projects)}
+	if h.now == nil {
+		h.now = time.Now
 	}
 	return h, nil
 }
 
 // OpenCommands opens the commands alone, to look at them and to end them.
 func OpenCommands(o Options) (*commands.Service, error) {
-	path := o.Config.Commands.Path
-	if path == "" {
-		path = "/usr/bin:/bin" // nothing is run with it, so the login shell is not asked
+	w := o.workspace()
+	w.Policy = direct.Policy{HostID: ID()}
+	if w.Commands.Path == "" {
+		w.Commands.Path = "/usr/bin:/bin" // nothing is run with it, so the login shell is not asked
 	}
-	return openCommands(o, direct.New(direct.Policy{HostID: ID()}), path)
+	return workspace.OpenCommands(w)
 }
 
-func openCommands(o Options, host *direct.Host, path string) (*commands.Service, error) {
-	c := o.Config.Commands
-	return commands.New(commands.Options{
-		Host: host, StateDir: stateDir(o.Config, "commands"), Path: path, Pass: c.PassEnvironment, Now: o.Now, Log: o.Log,
-		Limits: commands.Limits{
-			RunningPerOwner: c.RunningPerOwner, RunningPerHost: c.RunningPerHost, OutputBytes: int64(c.OutputBytes),
-			StoredBytes: int64(c.StoredBytes), StoredFor: time.Duration(c.KeepDays) * 24 * time.Hour,
-		},
-	})
+// Name implements [hosts.Host].
+func (*Host) Name() string { return Name() }
+
+// Transport implements [hosts.Host].
+func (*Host) Transport() string { return "local" }
+
+// DirectConfigured implements [hosts.Host].
+func (h *Host) DirectConfigured() bool { return h.projects > 0 }
+
+// Status implements [hosts.Host]: the gateway's own machine is always there.
+func (h *Host) Status() hosts.Status {
+	now := h.now()
+	return hosts.Status{State: hosts.Up, Since: now, CheckedAt: now}
 }
 
-func stateDir(c *config.Config, service string) string {
-	return filepath.Join(c.StateDir, "direct", service)
-}
+// Probe implements [hosts.Host].
+func (h *Host) Probe(context.Context) hosts.Status { return h.Status() }
 
-// Close ends waits and background work. Commands go on under their supervisors.
-func (h *Host) Close() { h.Commands.Close() }
+// At implements [hosts.Host].
+func (h *Host) At(context.Context) (hosts.Workspace, error) { return h.Workspace, nil }

@@ -1,4 +1,4 @@
-package gateway
+package tool
 
 import (
 	"encoding/json"
@@ -9,18 +9,18 @@ import (
 	"pgregory.net/rapid"
 )
 
-func testSchema() *schema {
-	nullable := str("A hash, or null.").matching(regexp.MustCompile("^[0-9a-f]{4}$"))
-	nullable.Type, nullable.null = []string{"string", "null"}, true
-	ids := list("Ids.", str("An id.").length(1, 3))
+func testSchema() *Schema {
+	nullable := Str("A hash, or null.").Matching(regexp.MustCompile("^[0-9a-f]{4}$"))
+	nullable.OrNull()
+	ids := List("Ids.", Str("An id.").Length(1, 3))
 	ids.MinItems, ids.MaxItems = 1, 2
-	return arguments(
-		req("name", str("A name.").length(2, 4)),
-		req("hash", nullable),
-		opt("count", integer("A count.").between(0, 10)),
-		opt("on", boolean("A switch.")),
-		opt("ids", ids),
-		opt("at", object("A place.", req("path", str("A path.")), opt("line", integer("A line.")))),
+	return Arguments(
+		Req("name", Str("A name.").Length(2, 4)),
+		Req("hash", nullable),
+		Opt("count", Integer("A count.").Between(0, 10)),
+		Opt("on", Boolean("A switch.")),
+		Opt("ids", ids),
+		Opt("at", Object("A place.", Req("path", Str("A path.")), Opt("line", Integer("A line.")))),
 	)
 }
 
@@ -54,7 +54,7 @@ func TestReadArguments(t *testing.T) {
 		{`{"name":"ab","hash":null,"at":{"path":"x","line":1,"path":"y"}}`, "", "path is there twice"},
 		{`{"name":"ab","hash":null,"ids":["a",{"x":[],"x":1}]}`, "", "x is there twice"},
 	} {
-		out, problems := testSchema().read(json.RawMessage(c.in))
+		out, problems := testSchema().Read(json.RawMessage(c.in))
 		if got := strings.Join(problems, "; "); string(out) != c.out || (c.problem == "") != (got == "") || !strings.Contains(got, c.problem) {
 			t.Errorf("%s: %s, %q; want %s, %q", c.in, out, got, c.out, c.problem)
 		}
@@ -66,7 +66,7 @@ func TestOneRefusalNamesFewProblems(t *testing.T) {
 	for i := range 100 {
 		many[strings.Repeat("x", i+1)] = 1
 	}
-	if _, problems := testSchema().read(encode(many)); len(problems) != maxProblems {
+	if _, problems := testSchema().Read(Encode(many)); len(problems) != maxProblems {
 		t.Errorf("%d problems", len(problems))
 	}
 }
@@ -83,7 +83,7 @@ func TestReadIsStable(t *testing.T) {
 		if rapid.Bool().Draw(t, "with count") {
 			in["count"] = json.Number(rapid.SampledFrom([]string{"0", "10", "11", "-1", "5.0", "5.5", "1e1", "-0"}).Draw(t, "count"))
 		}
-		once, problems := s.read(encode(in))
+		once, problems := s.Read(Encode(in))
 		if len(problems) > 0 {
 			return
 		}
@@ -95,7 +95,7 @@ func TestReadIsStable(t *testing.T) {
 		if err := json.Unmarshal(once, &decoded); err != nil {
 			t.Fatalf("%s does not decode: %v", once, err)
 		}
-		twice, problems := s.read(once)
+		twice, problems := s.Read(once)
 		if len(problems) > 0 || string(twice) != string(once) {
 			t.Fatalf("%s, then %s, %v", once, twice, problems)
 		}
@@ -106,7 +106,7 @@ func FuzzReadArguments(f *testing.F) {
 	f.Add([]byte(`{"name":"ab","hash":null,"count":5.0}`))
 	f.Add([]byte(`{"at":{"path":1e999}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		out, problems := testSchema().read(raw)
+		out, problems := testSchema().Read(raw)
 		if len(problems) == 0 && !json.Valid(out) {
 			t.Errorf("%q became %q", raw, out)
 		}
