@@ -70,10 +70,12 @@ type Policy struct {
 // Host is the Direct workspace of one host. It is safe for concurrent use and
 // holds no resources.
 type Host struct {
-	id        string
-	projects  []*project
-	roots     []string
-	protected []string
+	id       string
+	projects []*project
+	roots    []string
+	off      []string // protected paths
+
+	protected identities // of the files in protected directories
 
 	goos, home string // for the classification of refusals by the system
 }
@@ -97,7 +99,7 @@ const startBudget = 2 * time.Second
 // slow: such a project is unavailable, and looked for again when it is used.
 func New(p Policy) *Host {
 	home, _ := os.UserHomeDir() // "" classifies less
-	h := &Host{id: p.HostID, roots: p.AllowedRoots, protected: p.Protected, goos: runtime.GOOS, home: home}
+	h := &Host{id: p.HostID, roots: p.AllowedRoots, off: p.Protected, goos: runtime.GOOS, home: home}
 	found := make(chan struct{}, len(p.Projects))
 	for _, conf := range p.Projects {
 		pr := &project{Project: conf}
@@ -159,7 +161,7 @@ func (h *Host) permits(dir string) error {
 	if !info.IsDir() {
 		return ProjectUnavailable.New("The project's path is not a directory.")
 	}
-	for _, path := range h.protected {
+	for _, path := range h.off {
 		if real, err := filepath.EvalSymlinks(path); err == nil && Inside(real, dir) {
 			return inProtected()
 		}

@@ -414,6 +414,63 @@ func TestProtectedPathsAreOutOfReach(t *testing.T) {
 	refused(t, err, direct.ProtectedPath)
 }
 
+// TestProtectedFilesAreKnownByEveryLink: whenever the link was made, and however
+// much there is.
+func TestProtectedFilesAreKnownByEveryLink(t *testing.T) {
+	root := base(t)
+	dir, state := mkdir(t, root, "p"), mkdir(t, root, "state")
+	old := put(t, state+"/direct/commands/a/output.log", "x")
+	put(t, dir+"/free", "x")
+	check(t, os.Link(dir+"/free", dir+"/free-twin"))
+	h := hostOf(root, dir, state)
+	is := func(path string, want error) {
+		t.Helper()
+		if _, err := find(open(t, h), path, direct.ToRead); want == nil && err != nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: got %v, want %v", path, err, want)
+		}
+	}
+	is("free-twin", nil)
+	check(t, os.Link(old, dir+"/old-twin"))
+	is("old-twin", direct.ProtectedPath)
+	check(t, os.Link(put(t, state+"/direct/commands/b/output.log", "x"), dir+"/new-twin"))
+	is("new-twin", direct.ProtectedPath)
+	check(t, os.Rename(dir+"/free", state+"/direct/commands/b/free"))
+	is("free-twin", direct.ProtectedPath)
+	// What is no part of the state any more, by any name, is free again.
+	check(t, os.RemoveAll(state+"/direct/commands/a"))
+	check(t, os.Link(dir+"/old-twin", dir+"/old-triplet"))
+	is("old-twin", nil)
+	check(t, os.Remove(state+"/direct/commands/b/free"))
+	check(t, os.Link(dir+"/free-twin", dir+"/free-triplet"))
+	is("free-twin", nil)
+	is("new-twin", direct.ProtectedPath)
+}
+
+// TestABigStateDirectoryProtectsNothingElse: a year of commands is many files.
+func TestABigStateDirectoryProtectsNothingElse(t *testing.T) {
+	root := base(t)
+	dir, state := mkdir(t, root, "p"), mkdir(t, root, "state")
+	for i := range 3 {
+		at := mkdir(t, state, "direct", fmt.Sprint(i))
+		for j := range 1000 {
+			check(t, syscall.Mknod(fmt.Sprint(at, "/", j), syscall.S_IFREG|0o600, 0))
+		}
+	}
+	put(t, dir+"/free", "x")
+	for i := range 100 {
+		check(t, os.Link(dir+"/free", fmt.Sprint(dir, "/twin", i)))
+	}
+	check(t, os.Link(state+"/direct/2/7", dir+"/seven"))
+	tree := open(t, hostOf(root, dir, state))
+	for i := range 100 {
+		if _, err := find(tree, fmt.Sprint("twin", i), direct.ToRead); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := find(tree, "seven", direct.ToRead)
+	refused(t, err, direct.ProtectedPath)
+}
+
 func TestProjectsThatCannotBeUsedDegradeAlone(t *testing.T) {
 	root := base(t)
 	allowed, other := mkdir(t, root, "allowed"), mkdir(t, root, "other")

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"unicode"
 
 	"golang.org/x/text/unicode/norm"
@@ -20,19 +19,18 @@ type guard struct {
 	ids     map[FileID]bool // protected files and directories, wherever they are
 	inGit   bool            // the project's directory is or lies in a Git directory
 
-	dirs   []string // protected directories, absolute
-	linked func() (map[FileID]bool, error)
+	dirs    []string        // protected directories, absolute
+	devices map[uint64]bool // on which they and the directories in them lie
 }
 
 // newGuard looks at the protected paths as they are now: a file that is
 // replaced by renaming has another identity each time.
 func newGuard(protected []string, project string) *guard {
-	g := &guard{project: project, ids: map[FileID]bool{}}
+	g := &guard{project: project, ids: map[FileID]bool{}, devices: map[uint64]bool{}}
 	for _, p := range protected {
 		g.protect(p)
 	}
 	g.inGit = liesInGit(project)
-	g.linked = sync.OnceValues(func() (map[FileID]bool, error) { return linkedFiles(g.dirs) })
 	return g
 }
 
@@ -46,7 +44,7 @@ func (g *guard) protect(p string) {
 	if err != nil || g.ids[Identify(info)] {
 		return
 	}
-	g.ids[Identify(info)] = true
+	g.add(info)
 	if info.IsDir() {
 		g.dirs = append(g.dirs, real)
 		g.protectIn(real, false)
@@ -74,10 +72,18 @@ func (g *guard) protectIn(dir string, inner bool) {
 		if err != nil {
 			continue // it went away
 		}
-		g.ids[Identify(info)] = true
+		g.add(info)
 		if info.IsDir() && !inner {
 			g.protectIn(at, true)
 		}
+	}
+}
+
+func (g *guard) add(info fs.FileInfo) {
+	id := Identify(info)
+	g.ids[id] = true
+	if info.IsDir() {
+		g.devices[id.dev] = true
 	}
 }
 
@@ -120,40 +126,14 @@ func (t *Tree) Protects(rel string, info fs.FileInfo) bool {
 	if info == nil {
 		return false
 	}
-	if t.guard.ids[Identify(info)] {
+	id := Identify(info)
+	if t.guard.ids[id] {
 		return true
 	}
-	if !info.Mode().IsRegular() || Links(info) < 2 || len(t.guard.dirs) == 0 {
-		return false
+	if !info.Mode().IsRegular() || Links(info) < 2 || !t.guard.devices[id.dev] {
+		return false // a link does not leave its device
 	}
-	linked, err := t.guard.linked()
-	return err != nil || linked[Identify(info)] // what can't be ruled out is protected
-}
-
-// maxLinked bounds how many files are looked at for further links.
-const maxLinked = 200_000
-
-// linkedFiles identifies the files in dirs that have further links.
-func linkedFiles(dirs []string) (map[FileID]bool, error) {
-	out, seen := map[FileID]bool{}, 0
-	for _, dir := range dirs {
-		err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-			if seen++; seen > maxLinked {
-				return fs.ErrInvalid
-			}
-			if err != nil || !d.Type().IsRegular() {
-				return nil //nolint:nilerr // a file that went away has no links
-			}
-			if info, err := d.Info(); err == nil && Links(info) > 1 {
-				out[Identify(info)] = true
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	return t.host.protected.hold(where{all: t.guard.dirs}, info, t.opened)
 }
 
 // isDotGit reports whether some file system takes name for ".git": without

@@ -21,6 +21,7 @@ import (
 // that is in it; maxAge is for that, and for a clock that is set back.
 type identities struct {
 	mu    sync.Mutex
+	in    where
 	began time.Time // of the last look
 	dirs  map[string]listed
 	files map[FileID]bool
@@ -51,8 +52,9 @@ const (
 func (s *identities) hold(in where, info fs.FileInfo, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := !s.began.Before(since) || time.Since(s.began) < maxAge && ChangedAt(info).Before(s.began.Add(-settled))
-	if !known {
+	unchanged := time.Since(s.began) < maxAge && ChangedAt(info).Before(s.began.Add(-settled))
+	if !slices.Equal(in.all, s.in.all) || s.began.Before(since) && !unchanged {
+		s.in = in
 		s.look(in)
 	}
 	return s.files[Identify(info)]

@@ -71,7 +71,7 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 		root.Close()
 		return nil, ProjectUnavailable.New("The project's directory is being replaced.").Because(err)
 	}
-	t.guard = newGuard(h.protected, dir)
+	t.guard = newGuard(h.off, dir)
 	if t.guard.protectsProject() {
 		root.Close()
 		return nil, inProtected()
