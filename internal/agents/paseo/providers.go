@@ -19,9 +19,77 @@ type Provider struct {
 	Raw json.RawMessage
 }
 
-// ListProviders reads all providers, as seen from cwd if that is not "".
+// ListProviders reads all providers, as seen from cwd if that is not "". Daemons
+// without snapshots tell only names and whether they are available.
 func (c *Client) ListProviders(ctx context.Context, cwd string) ([]Provider, error) {
-	return c.listProviders(ctx, cwd)
+	payload, err := c.call(ctx, "get_providers_snapshot_request", fields{"cwd": omitZero(cwd)})
+	if RejectedAs(err, CodeUnknownSchema) {
+		payload, err = c.call(ctx, "list_available_providers_request", nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return decodeProviders(payload)
+}
+
+// decodeProviders reads the entries of a snapshot, or the plainer providers.
+func decodeProviders(payload []byte) ([]Provider, error) {
+	var w struct {
+		Entries   lenient[[]json.RawMessage] `json:"entries"`
+		Providers lenient[[]json.RawMessage] `json:"providers"`
+		Error     text                       `json:"error"`
+	}
+	if json.Unmarshal(payload, &w) != nil {
+		return nil, unreadable("list of providers")
+	}
+	if w.Error != "" {
+		return nil, rejected(string(w.Error), "")
+	}
+	list := w.Entries.v
+	if !w.Entries.set {
+		list = w.Providers.v
+	}
+	if !w.Entries.set && !w.Providers.set {
+		return nil, unreadable("list of providers")
+	}
+	out := make([]Provider, 0, len(list))
+	for _, raw := range list {
+		if p, ok := decodeProvider(raw); ok {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+func decodeProvider(raw json.RawMessage) (Provider, bool) {
+	var w struct {
+		ID          text                       `json:"provider"`
+		Label       text                       `json:"label"`
+		Description text                       `json:"description"`
+		Enabled     lenient[bool]              `json:"enabled"`
+		Available   lenient[bool]              `json:"available"`
+		Status      text                       `json:"status"`
+		Error       text                       `json:"error"`
+		Modes       lenient[[]json.RawMessage] `json:"modes"`
+	}
+	if json.Unmarshal(raw, &w) != nil || w.ID == "" {
+		return Provider{}, false
+	}
+	p := Provider{
+		ID: string(w.ID), Label: string(w.Label), Description: string(w.Description), Status: string(w.Status),
+		Error: string(w.Error), Modes: w.Modes.v, Raw: slices.Clone(raw),
+		Enabled: !w.Enabled.set || w.Enabled.v,
+	}
+	if p.Label == "" {
+		p.Label = p.ID
+	}
+	if p.Status == "" && w.Available.set {
+		p.Status = "unavailable"
+		if w.Available.v {
+			p.Status = "ready"
+		}
+	}
+	return p, true
 }
 
 // Model is a model of a provider.
