@@ -21,7 +21,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -78,101 +77,38 @@ type Host struct {
 	protected identities // of the files in protected directories
 
 	goos, home string // for the classification of refusals by the system
-}
 
-// project is a configured project and where it was found to lie.
-type project struct {
-	Project
-
-	mu        sync.Mutex
-	canonical string // "" until the directory was found
-
-	gits identities
+	eval     func(path string) (string, error) // filepath.EvalSymlinks
+	patience time.Duration                     // see openBudget
 }
 
 // startBudget is how long New waits for directories on file systems that do not
-// answer.
-const startBudget = 2 * time.Second
+// answer, and listBudget how long a list of the projects does.
+const (
+	startBudget = 2 * time.Second
+	listBudget  = 1500 * time.Millisecond
+)
 
 // New makes the workspace of a policy and finds the projects' directories. It
 // does not fail for a directory that is missing, outside the allowed roots or
 // slow: such a project is unavailable, and looked for again when it is used.
 func New(p Policy) *Host {
 	home, _ := os.UserHomeDir() // "" classifies less
-	h := &Host{id: p.HostID, roots: p.AllowedRoots, off: p.Protected, goos: runtime.GOOS, home: home}
-	found := make(chan struct{}, len(p.Projects))
+	h := &Host{
+		id: p.HostID, roots: p.AllowedRoots, off: p.Protected, goos: runtime.GOOS, home: home,
+		eval: filepath.EvalSymlinks, patience: openBudget,
+	}
 	for _, conf := range p.Projects {
-		pr := &project{Project: conf}
-		h.projects = append(h.projects, pr)
-		go func() {
-			h.locate(pr) // what is wrong is said to those who use it
-			found <- struct{}{}
-		}()
+		h.projects = append(h.projects, &project{Project: conf})
 	}
-	budget := time.After(startBudget)
-	for range h.projects {
-		select {
-		case <-found:
-		case <-budget:
-			return h
-		}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), startBudget)
+	defer cancel()
+	h.locateAll(ctx) // what is wrong is said to those who use it
 	return h
 }
 
 // ID is the canonical id of the host.
 func (h *Host) ID() string { return h.id }
-
-// locate returns the canonical directory of a project, or why there is none.
-// The first one found stays: a link that is moved later does not move the
-// project.
-func (h *Host) locate(p *project) (string, error) {
-	p.mu.Lock()
-	dir := p.canonical
-	p.mu.Unlock()
-	want := dir
-	if want == "" {
-		want = p.Path
-	}
-	got, err := filepath.EvalSymlinks(want)
-	if err != nil {
-		return "", h.unavailable(want, err)
-	}
-	if dir != "" && got != dir {
-		return "", ProjectUnavailable.New("The project's directory has been replaced by a link since the start.")
-	}
-	if err := h.permits(got); err != nil {
-		return "", err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.canonical == "" {
-		p.canonical = got
-	}
-	return p.canonical, nil
-}
-
-// permits reports whether a project may lie in dir, which is canonical.
-func (h *Host) permits(dir string) error {
-	info, err := os.Stat(dir)
-	if err != nil {
-		return h.unavailable(dir, err)
-	}
-	if !info.IsDir() {
-		return ProjectUnavailable.New("The project's path is not a directory.")
-	}
-	for _, path := range h.off {
-		if real, err := filepath.EvalSymlinks(path); err == nil && Inside(real, dir) {
-			return inProtected()
-		}
-	}
-	for _, root := range h.roots {
-		if real, err := filepath.EvalSymlinks(root); err == nil && Inside(real, dir) {
-			return nil
-		}
-	}
-	return ProjectUnavailable.New("The project's directory lies outside allowedRoots.")
-}
 
 func inProtected() error {
 	return ProjectUnavailable.New("The project lies in a protected directory of the gateway.")
@@ -183,7 +119,7 @@ func Inside(dir, path string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-func (h *Host) find(projectID string) (*project, error) {
+func (h *Host) named(projectID string) (*project, error) {
 	for _, p := range h.projects {
 		if p.ID == projectID {
 			return p, nil
@@ -195,7 +131,7 @@ func (h *Host) find(projectID string) (*project, error) {
 // Project returns the configuration of a project, whether or not its directory
 // is there. Its Path is the owner's and must not go to callers.
 func (h *Host) Project(projectID string) (Project, error) {
-	p, err := h.find(projectID)
+	p, err := h.named(projectID)
 	if err != nil {
 		return Project{}, err
 	}
@@ -227,13 +163,16 @@ type ListedProject struct {
 }
 
 // ListDirectProjects answers the projects of the host, those that are
-// unavailable too.
+// unavailable too, and those whose directory does not answer in time as such.
 func (h *Host) ListDirectProjects(ctx context.Context, _ ListDirectProjectsIn) (ListDirectProjectsOut, error) {
 	out := ListDirectProjectsOut{Projects: []ListedProject{}, HostID: h.id}
-	for _, p := range h.projects {
-		if err := ctx.Err(); err != nil {
-			return ListDirectProjectsOut{}, err
-		}
+	soon, cancel := context.WithTimeout(ctx, listBudget)
+	defer cancel()
+	errs := h.locateAll(soon)
+	if err := ctx.Err(); err != nil {
+		return ListDirectProjectsOut{}, err
+	}
+	for i, p := range h.projects {
 		l := ListedProject{
 			ProjectID: p.ID, Name: p.Name, Read: p.Read, Write: p.Write,
 			CommandMode: p.CommandMode, Commands: []Command{}, HostID: h.id,
@@ -241,8 +180,8 @@ func (h *Host) ListDirectProjects(ctx context.Context, _ ListDirectProjectsIn) (
 		if p.CommandMode != Disabled {
 			l.Commands = append(l.Commands, p.Commands...)
 		}
-		if _, err := h.locate(p); err != nil {
-			l.Unavailable = message(err)
+		if errs[i] != nil {
+			l.Unavailable = message(errs[i])
 		}
 		out.Projects = append(out.Projects, l)
 	}

@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -525,6 +528,65 @@ func TestProjectsThatCannotBeUsedDegradeAlone(t *testing.T) {
 	tree, err := h.Open("missing", direct.Write)
 	check(t, err)
 	tree.Close()
+}
+
+// TestADirectoryThatDoesNotAnswerDelaysNoOther: as on a network share whose server
+// is gone. However often it is asked for, one search waits for it.
+func TestADirectoryThatDoesNotAnswerDelaysNoOther(t *testing.T) {
+	root := base(t)
+	h := direct.New(direct.Policy{
+		HostID: "h1", AllowedRoots: []string{root},
+		Projects: []direct.Project{
+			{ID: "dead", Path: mkdir(t, root, "dead"), Read: true}, {ID: "good", Path: mkdir(t, root, "good"), Read: true},
+			{ID: "dead-too", Path: mkdir(t, root, "dead-too"), Read: true},
+		},
+	})
+	back := make(chan struct{})
+	var stuck atomic.Int32
+	h.Hangs(func(path string) {
+		if strings.HasPrefix(filepath.Base(path), "dead") {
+			stuck.Add(1)
+			<-back
+		}
+	}, 500*time.Millisecond)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			start := time.Now()
+			out, err := h.ListDirectProjects(t.Context(), direct.ListDirectProjectsIn{})
+			if took := time.Since(start); err != nil || took > 5*time.Second {
+				t.Errorf("the list took %v: %v", took, err)
+				return
+			}
+			for _, p := range out.Projects {
+				if (p.Unavailable == "") != (p.ProjectID == "good") {
+					t.Errorf("%s: unavailable is %q", p.ProjectID, p.Unavailable)
+				}
+			}
+			if _, err := h.Open("dead", direct.Read); !errors.Is(err, direct.ProjectUnavailable) {
+				t.Errorf("a directory that does not answer: %v", err)
+			}
+			tree, err := h.Open("good", direct.Read)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			tree.Close()
+		})
+	}
+	wg.Wait()
+	if n := stuck.Load(); n != 2 {
+		t.Errorf("%d searches are stuck, want one for each directory", n)
+	}
+	close(back)
+	for range 20 { // the machine may be busy
+		tree, err := h.Open("dead", direct.Read)
+		if err == nil {
+			tree.Close()
+			return
+		}
+	}
+	t.Error("the directory answers again, and the project does not")
 }
 
 func TestNoAllowedRootAllowsNothing(t *testing.T) {

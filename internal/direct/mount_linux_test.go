@@ -61,7 +61,11 @@ func TestProjectThatIsAMountOfTheStateDirectoryIsUnavailable(t *testing.T) {
 		return
 	}
 	for _, project := range []string{dir, dir + "/direct", dir + "/direct/commands"} {
-		_, err := hostOf(root, project, state).Open("p", direct.Read)
+		h := hostOf(root, project, state)
+		_, err := h.Open("p", direct.Read)
 		refused(t, err, direct.ProjectUnavailable)
+		if out, err := h.ListDirectProjects(t.Context(), direct.ListDirectProjectsIn{}); err != nil || out.Projects[0].Unavailable == "" {
+			t.Errorf("it is listed as available: %+v, %v", out, err)
+		}
 	}
 }

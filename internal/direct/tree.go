@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -45,7 +46,7 @@ type Tree struct {
 // Open opens a project, or says why that can't be (unknown_project,
 // read_disabled, write_disabled, project_unavailable, macos_privacy).
 func (h *Host) Open(projectID string, need Need) (*Tree, error) {
-	p, err := h.find(projectID)
+	p, err := h.named(projectID)
 	switch {
 	case err != nil:
 		return nil, err
@@ -54,27 +55,24 @@ func (h *Host) Open(projectID string, need Need) (*Tree, error) {
 	case need == Write && !p.Write:
 		return nil, WriteDisabled.New("The owner does not allow writing in this project.")
 	}
-	now := time.Now()
-	dir, err := h.locate(p)
+	ctx, cancel := context.WithTimeout(context.Background(), h.patience)
+	defer cancel()
+	found, err := h.locate(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+	dir := found.dir
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, h.unavailable(dir, err)
 	}
-	t := &Tree{Project: p.Project, host: h, dir: dir, root: root, opened: now, gits: &p.gits}
+	t := &Tree{Project: p.Project, host: h, dir: dir, root: root, guard: found.guard, opened: found.began, gits: &p.gits}
 	// OpenRoot follows links: what was opened must be what dir names.
 	opened, err1 := root.Stat(".")
 	named, err2 := os.Lstat(dir)
 	if err := errors.Join(err1, err2); err != nil || !os.SameFile(opened, named) {
 		root.Close()
 		return nil, ProjectUnavailable.New("The project's directory is being replaced.").Because(err)
-	}
-	t.guard = newGuard(h.off, dir)
-	if t.guard.protectsProject() {
-		root.Close()
-		return nil, inProtected()
 	}
 	return t, nil
 }
