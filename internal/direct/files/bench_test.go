@@ -125,3 +125,11 @@ func BenchmarkWrite(b *testing.B) {
 		old = next
 	}
 }
+
+// BenchmarkSearchPages reads all pages of a search.
+func BenchmarkSearchPages(b *testing.B) {
+	tree := goTree(b)
+	for b.Loop() {
+		tree.matches(files.SearchDirectFilesIn{Query: "func (", Limit: new(files.MaxSearch)})
+	}
+}

@@ -15,7 +15,11 @@ func ScannedBytes(ctx context.Context, f *os.File, text string, limit int64) (in
 	if err != nil {
 		return 0, err
 	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
 	s := scanner{p: p, max: 1}
-	out, err := s.file(ctx, f, position{}, limit)
+	out, err := s.file(ctx, f, info.Size(), position{}, limit)
 	return out.bytes, err
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"unicode/utf8"
+
+	"agentrelay/internal/direct"
 )
 
 const (
@@ -34,6 +36,20 @@ type hit struct {
 	from, next int64 // offsets of its line and of the next one
 }
 
+// maxMatch is at least the size of every match.
+const maxMatch = direct.MaxPath + (1+2*MaxContext)*maxLine*utf8.UTFMax + 100
+
+// size is about how many bytes the match has in an answer.
+func (m *Match) size(path string) int {
+	n := len(path) + len(m.Text) + 100
+	for _, lines := range [][]string{m.Before, m.After} {
+		for _, l := range lines {
+			n += len(l)
+		}
+	}
+	return n
+}
+
 // scanned is what is in one file.
 type scanned struct {
 	hits   []hit
@@ -42,9 +58,10 @@ type scanned struct {
 	rest   *position // where to go on, when the budget ended the scan; without path
 }
 
-// file scans f from a position; limit is how many bytes it may read.
-func (s *scanner) file(ctx context.Context, f *os.File, from position, limit int64) (out scanned, err error) {
-	p := &piece{s: s, f: f, line: from.line + 1, base: from.offset, skip: from.line}
+// file scans f, which has size bytes, from a position; limit is how many bytes it
+// may read.
+func (s *scanner) file(ctx context.Context, f *os.File, size int64, from position, limit int64) (out scanned, err error) {
+	p := &piece{s: s, f: f, size: size, line: from.line + 1, base: from.offset, skip: from.line}
 	if p.base > 0 && !p.lineStartsAt(p.base) { // the file was changed: count lines anew
 		p.base, p.line = 0, 1
 	}
@@ -56,8 +73,8 @@ func (s *scanner) file(ctx context.Context, f *os.File, from position, limit int
 		if err := ctx.Err(); err != nil {
 			return out, err
 		}
-		n, err := f.ReadAt(s.buf[p.have:], p.base+int64(p.have))
-		if err != nil && !errors.Is(err, io.EOF) {
+		n, last, err := p.fill()
+		if err != nil {
 			return out, err
 		}
 		if first {
@@ -68,9 +85,9 @@ func (s *scanner) file(ctx context.Context, f *os.File, from position, limit int
 		}
 		p.have += n
 		out.bytes += int64(n)
-		p.advance(&out, err != nil)
+		p.advance(&out, last)
 		switch {
-		case err != nil, len(out.hits) >= s.max, out.bytes >= limit && p.inLine:
+		case last, len(out.hits) >= s.max, out.bytes >= limit && p.inLine:
 			return out, s.addContext(f, out.hits) // no page can begin within a line
 		case out.bytes >= limit:
 			out.rest = &position{line: p.line - 1, offset: p.base}
@@ -83,6 +100,7 @@ func (s *scanner) file(ctx context.Context, f *os.File, from position, limit int
 type piece struct {
 	s    *scanner
 	f    *os.File
+	size int64 // of the file
 	base int64 // offset of the buffer in the file
 	line int64 // the line in which the buffer begins, from 1
 	have int   // bytes in the buffer
@@ -92,6 +110,20 @@ type piece struct {
 	matched bool  // which has been found to match
 	column  int64 // characters of it before the buffer
 	start   int64 // offset of it
+}
+
+// fill reads on, up to where the file ended when it was opened. One that claims to
+// be empty, as those of /proc do, is read until it ends.
+func (p *piece) fill() (n int, last bool, err error) {
+	at, buf := p.base+int64(p.have), p.s.buf[p.have:]
+	if p.size > 0 {
+		buf = buf[:min(int64(len(buf)), max(0, p.size-at))]
+	}
+	n, err = p.f.ReadAt(buf, at)
+	if errors.Is(err, io.EOF) {
+		return n, true, nil
+	}
+	return n, p.size > 0 && at+int64(n) >= p.size, err
 }
 
 func (p *piece) lineStartsAt(at int64) bool {

@@ -3,6 +3,7 @@ package files
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"runtime"
 	"strconv"
@@ -17,7 +18,7 @@ const maxWorkers = 8
 
 // searchAhead is how many files a search may be ahead of the first one whose
 // matches are not known yet.
-const searchAhead = 256
+const searchAhead = 64
 
 // SearchDirectFiles answers the lines in which Query occurs, in the order of
 // paths and lines. Binary files (a NUL byte in the first 8 KiB) and what can't be
@@ -48,7 +49,7 @@ func (s *Service) SearchDirectFiles(ctx context.Context, in SearchDirectFilesIn)
 	if q.after, err = list.position(in.Cursor); err != nil {
 		return SearchDirectFilesOut{}, err
 	}
-	q.s, q.t, q.place, q.includeIgnored = s, t, p, in.IncludeIgnored
+	q.s, q.t, q.place, q.includeIgnored, q.tally = s, t, p, in.IncludeIgnored, &tally{limit: q.limit}
 	out, rest, err := q.run(ctx)
 	if err != nil {
 		return SearchDirectFilesOut{}, t.Fault(err, in.Path)
@@ -70,6 +71,7 @@ type search struct {
 	includeIgnored bool
 	context, limit int
 	after          *position
+	tally          *tally
 }
 
 func checkSearch(in SearchDirectFilesIn) (q search, err error) {
@@ -91,10 +93,11 @@ func checkSearch(in SearchDirectFilesIn) (q search, err error) {
 // job is one file to be scanned.
 type job struct {
 	found
-	from position
-	done chan struct{}
-	out  scanned
-	err  error // why it was left out
+	number int // in the order of the walk, from 1
+	from   position
+	done   chan struct{}
+	out    scanned
+	err    error // why it was left out
 	// protected says that it is a protected file under another name.
 	protected bool
 	skipped   Skipped // by the walk until it came to this file
@@ -150,9 +153,10 @@ type walkResult struct {
 
 // walk hands over the files to be searched.
 func (q *search) walk(ctx context.Context, ordered, todo chan<- *job) (r walkResult) {
-	budget, last := q.s.budget(), position{}
+	budget, last, handed := q.s.budget(), position{}, 0
 	hand := func(f found, from position) error {
-		j := &job{found: f, from: from, done: make(chan struct{}), skipped: r.skipped}
+		handed++
+		j := &job{found: f, number: handed, from: from, done: make(chan struct{}), skipped: r.skipped}
 		j.dir.retain()
 		select {
 		case ordered <- j:
@@ -169,14 +173,14 @@ func (q *search) walk(ctx context.Context, ordered, todo chan<- *job) (r walkRes
 	}
 	w := walk{ctx: ctx, t: q.t, recursive: true, includeIgnored: q.includeIgnored, skipped: &r.skipped}
 	w.visit = func(f found) error {
-		if budget.spent() && last.path != "" {
+		if q.tally.full(handed+1) || budget.spent() && last.path != "" {
 			return errStop
 		}
 		last = position{path: f.path}
 		switch {
 		case f.typ.IsDir(), !q.glob.match(below(q.place.Path, f.path)):
 			return nil
-		case f.typ&os.ModeSymlink != 0:
+		case f.typ&fs.ModeSymlink != 0:
 			r.skipped.Links++
 			return nil
 		case !f.typ.IsRegular():
@@ -203,10 +207,7 @@ func (q *search) walkFrom(w *walk, hand func(found, position) error) error {
 	if q.after.line > 0 {
 		p, err := q.t.Find(q.after.path, direct.ToRead)
 		if err == nil && p.Info != nil && p.Info.Mode().IsRegular() && p.Path == q.after.path {
-			dir := share(p.Dir)
-			err = hand(found{dir, p.Name, p.Path, p.Info.Mode().Type()}, *q.after)
-			dir.release()
-			if err != nil {
+			if err := handPlace(p.Dir, p, *q.after, hand); err != nil {
 				return err
 			}
 		} else if p != nil {
@@ -232,35 +233,70 @@ func (q *search) handFile(hand func(found, position) error) error {
 	if err != nil {
 		return err
 	}
-	dir := share(root)
-	defer dir.release()
-	return hand(found{dir, q.place.Name, q.place.Path, 0}, from)
+	return handPlace(root, q.place, from, hand)
+}
+
+// handPlace hands over the file at a place, whose directory it closes.
+func handPlace(dir *os.Root, p *direct.Place, from position, hand func(found, position) error) error {
+	shared, err := share(dir)
+	if err != nil {
+		return err
+	}
+	defer shared.release()
+	return hand(found{shared, p.Name, p.Path, 0}, from)
 }
 
 // scan looks through one file.
 func (q *search) scan(ctx context.Context, sc *scanner, j *job) {
 	defer close(j.done)
 	defer j.dir.release()
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || q.tally.full(j.number) {
 		return
 	}
-	info, err := j.dir.Lstat(j.name)
-	if err == nil {
-		j.protected = q.t.Protects(j.path, info)
-	}
-	if err != nil || j.protected {
-		j.err = q.t.Fault(err, j.path)
-		return
-	}
-	f, _, err := openEntry(j.dir.Root, j.name, info, os.O_RDONLY)
+	f, info, err := j.dir.openPlain(j.name)
 	if err != nil {
 		j.err = q.t.Fault(err, j.path)
 		return
 	}
 	defer f.Close()
-	if j.out, err = sc.file(ctx, f, j.from, scanBudget); err != nil {
-		j.err = q.t.Fault(err, j.path)
+	if j.protected = q.t.Protects(j.path, info); j.protected {
+		return
 	}
+	if j.out, err = sc.file(ctx, f, info.Size(), j.from, scanBudget); err != nil {
+		j.err = q.t.Fault(err, j.path)
+		return
+	}
+	q.tally.add(j)
+}
+
+// tally counts what the scans of a page have found, so that none begins for a
+// file that the page can't reach.
+type tally struct {
+	limit int
+
+	mu             sync.Mutex
+	matches, bytes int
+	last           int // the number of the last file that is counted
+}
+
+func (t *tally) add(j *job) {
+	size := 0
+	for i := range j.out.hits {
+		size += j.out.hits[i].size(j.path)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.matches += len(j.out.hits)
+	t.bytes += size
+	t.last = max(t.last, j.number)
+}
+
+// full reports that the page ends before the file with this number: what is
+// counted lies before it, and is more than fits.
+func (t *tally) full(number int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return number > t.last && (t.matches > t.limit || t.bytes > maxList+maxMatch)
 }
 
 // collector makes the answer from files in their order.
@@ -298,12 +334,7 @@ func (c *collector) take(j *job) bool {
 			return true
 		}
 		h.Path = j.path
-		c.bytes += len(h.Path) + len(h.Text) + 100
-		for _, lines := range [][]string{h.Before, h.After} {
-			for _, l := range lines {
-				c.bytes += len(l)
-			}
-		}
+		c.bytes += h.size(j.path)
 		c.out.Matches = append(c.out.Matches, h.Match)
 	}
 	c.rest = &position{path: j.path}

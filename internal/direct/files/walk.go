@@ -8,7 +8,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -40,29 +39,6 @@ type found struct {
 	typ  fs.FileMode
 }
 
-// sharedDir is a directory handle that closes with its last user.
-type sharedDir struct {
-	*os.Root
-	users atomic.Int32
-}
-
-func share(dir *os.Root) *sharedDir {
-	d := &sharedDir{Root: dir}
-	d.users.Store(1)
-	return d
-}
-
-func (d *sharedDir) retain() *sharedDir {
-	d.users.Add(1)
-	return d
-}
-
-func (d *sharedDir) release() {
-	if d.users.Add(-1) == 0 {
-		d.Close()
-	}
-}
-
 // run walks the directory at p. after is the path behind which it goes on, nil
 // for all.
 func (w *walk) run(p *direct.Place, after *string) error {
@@ -81,18 +57,23 @@ func (w *walk) run(p *direct.Place, after *string) error {
 	if after != nil {
 		names = strings.Split(strings.TrimPrefix(strings.TrimPrefix(*after, p.Path), "/"), "/")
 	}
-	return w.dir(share(dir), p.Path, rules, names, strings.Count(p.Path, "/"))
+	return w.dir(dir, p.Path, rules, names, strings.Count(p.Path, "/"))
 }
 
-// dir walks one directory and releases it. Only its own failure is returned.
-func (w *walk) dir(dir *sharedDir, rel string, rules *ignores, after []string, depth int) error {
-	defer dir.release()
-	entries, err := readDir(dir.Root)
+// dir walks one directory and closes it. Only its own failure is returned.
+func (w *walk) dir(root *os.Root, rel string, rules *ignores, after []string, depth int) error {
+	dir, err := share(root)
 	if err != nil {
 		return err
 	}
+	defer dir.release()
+	entries, err := readEntries(dir.file)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.name, b.name) })
 	if w.recursive && !w.includeIgnored {
-		if _, ok := slices.BinarySearchFunc(entries, ignoreFile, byName); ok {
+		if _, ok := slices.BinarySearchFunc(entries, ignoreFile, func(e entry, name string) int { return strings.Compare(e.name, name) }); ok {
 			if data, ok := readIgnores(dir.Root, ignoreFile); ok {
 				rules = rules.with(rel, data)
 			}
@@ -105,15 +86,15 @@ func (w *walk) dir(dir *sharedDir, rel string, rules *ignores, after []string, d
 		var rest []string
 		again := false
 		if len(after) > 0 {
-			switch strings.Compare(e.Name(), after[0]) {
+			switch strings.Compare(e.name, after[0]) {
 			case -1:
 				continue
 			case 0:
 				rest, again = after[1:], true
 			}
 		}
-		f := found{dir, e.Name(), path.Join(rel, e.Name()), e.Type()}
-		if !w.keeps(f, rules) {
+		f := found{dir, e.name, path.Join(rel, e.name), e.typ}
+		if !w.keeps(&f, rules) {
 			continue
 		}
 		if !again {
@@ -131,21 +112,8 @@ func (w *walk) dir(dir *sharedDir, rel string, rules *ignores, after []string, d
 	return nil
 }
 
-func byName(e fs.DirEntry, name string) int { return strings.Compare(e.Name(), name) }
-
-func readDir(dir *os.Root) ([]fs.DirEntry, error) {
-	d, err := dir.Open(".")
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	entries, err := d.ReadDir(-1)
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return entries, err
-}
-
 // keeps reports whether an entry is part of the walk, and counts it otherwise.
-func (w *walk) keeps(f found, rules *ignores) bool {
+func (w *walk) keeps(f *found, rules *ignores) bool {
 	switch {
 	case temporaryName.MatchString(f.name):
 		w.skipped.Temporary++
@@ -153,9 +121,19 @@ func (w *walk) keeps(f found, rules *ignores) bool {
 		w.skipped.BadName++
 	case w.t.Protects(f.path, nil):
 		w.skipped.Protected++
-	case w.recursive && !w.includeIgnored && (slices.Contains(builtIn, f.name) || rules.match(f.path, f.typ.IsDir())):
-		w.skipped.Ignored++
 	default:
+		if f.typ == unknown {
+			info, err := f.dir.Lstat(f.name)
+			if err != nil {
+				w.skipped.count(w.t.Fault(err, f.path))
+				return false
+			}
+			f.typ = info.Mode().Type()
+		}
+		if w.recursive && !w.includeIgnored && (slices.Contains(builtIn, f.name) || rules.match(f.path, f.typ.IsDir())) {
+			w.skipped.Ignored++
+			return false
+		}
 		return true
 	}
 	return false
@@ -183,7 +161,7 @@ func (w *walk) descend(f found, rules *ignores, after []string, depth int) error
 		w.skipped.count(w.t.Fault(err, f.path))
 		return nil
 	}
-	err = w.dir(share(sub), f.path, rules, after, depth)
+	err = w.dir(sub, f.path, rules, after, depth)
 	if failed := new(fs.PathError); errors.As(err, &failed) { // reading the directory failed
 		w.skipped.count(w.t.Fault(err, f.path))
 		return nil
