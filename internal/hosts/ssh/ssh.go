@@ -17,7 +17,6 @@
 package ssh
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -25,9 +24,6 @@ import (
 	"os"
 	"os/user"
 	"time"
-
-	"agentrelay/internal/hosts"
-	"agentrelay/internal/hosts/ssh/target"
 )
 
 // ErrLost is in the chain of the error of whatever was under way on a link when
@@ -54,8 +50,8 @@ const (
 	// DefaultHeld is how long a connection must have held for the backoff to
 	// start again at its shortest.
 	DefaultHeld = time.Minute
-	// DefaultConnectTimeout bounds an attempt to connect, all jumps included, for
-	// which the owner's ssh settings say no ConnectTimeout.
+	// DefaultConnectTimeout bounds connecting and logging in to each machine on the
+	// way for which the owner's ssh settings say no ConnectTimeout.
 	DefaultConnectTimeout = 15 * time.Second
 )
 
@@ -134,51 +130,3 @@ func random() float64 {
 	_, _ = rand.Read(b[:]) // never fails
 	return float64(binary.BigEndian.Uint64(b[:])>>11) / (1 << 53)
 }
-
-// Host is one machine. Its methods may be called from anywhere at any time.
-type Host struct {
-	opts Options
-	at   target.Target
-	bad  error // why Target can't be read; nothing is tried then
-}
-
-// New returns a host that is Down. It starts nothing and reads nothing; a target
-// that can't be read is the reason that Status gives.
-func New(o Options) *Host {
-	at, err := target.Parse(o.Target)
-	return &Host{opts: o.withDefaults(), at: at, bad: err}
-}
-
-// Start connects, and keeps the host connected until Close or the end of ctx. It
-// returns at once; what comes of it is seen in Status, OnChange and Link. Further
-// calls do nothing.
-func (h *Host) Start(ctx context.Context) {}
-
-// Close ends the connection and all that runs over it, and waits for that. It
-// may be called without Start, and more than once. Afterwards the host is Down.
-func (h *Host) Close() error { return nil }
-
-// Status is what is known now. It asks nobody and never waits. Its Worker is
-// nil: that is known to others.
-func (h *Host) Status() hosts.Status { return hosts.Status{} }
-
-// Link is the live connection. While one is being made it waits, at most as long
-// as ctx; a host that is Down, waiting for its next attempt, refuses at once. The
-// refusal is [hosts.Unavailable] and says why, and since when; the error of ctx
-// is in its chain when it was that which ended the wait. A link that is Degraded
-// is returned: it may yet answer.
-func (h *Host) Link(ctx context.Context) (*Link, error) { return nil, hosts.Unavailable.New("") }
-
-// Wake has a host that waits for its next attempt try now. It doesn't wait for
-// the attempt. A host whose key has changed isn't tried before Trust or a new
-// start.
-func (h *Host) Wake() {}
-
-// OnChange has f called after each change of State or Reason with the status it
-// changed to, one call at a time and in order. f must not block. It must be
-// called before Start.
-func (h *Host) OnChange(f func(hosts.Status)) {}
-
-// DaemonAddress is where the agent daemon listens on the host, as the target
-// says: "tcp" and 127.0.0.1:port, or "unix" and a path. It is for [Link.Dial].
-func (h *Host) DaemonAddress() (network, address string) { return h.at.DaemonAddress() }
