@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"os"
@@ -40,14 +42,11 @@ func (s *Service) stage(t *direct.Tree, p *direct.Place, mode os.FileMode) (*sta
 	rand.Read(id)
 	st := &staged{name: ".agent-relay-" + hex.EncodeToString(id) + ".tmp", hash: sha256.New()}
 	st.marker = filepath.Join(s.state, temporaryDir, st.name)
-	where, err := json.Marshal(filepath.Join(t.Dir(), filepath.Dir(p.Path)))
-	if err != nil {
+	var err error
+	if st.dir, err = p.Dir.OpenRoot("."); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(st.marker, where, 0o600); err != nil {
-		return nil, err
-	}
-	if st.dir, err = p.Dir.OpenRoot("."); err == nil {
+	if err = st.mark(filepath.Join(t.Dir(), filepath.Dir(p.Path))); err == nil {
 		st.file, err = st.dir.OpenFile(st.name, os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
 	}
 	if err != nil {
@@ -56,6 +55,44 @@ func (s *Service) stage(t *direct.Tree, p *direct.Place, mode os.FileMode) (*sta
 	}
 	s.crash("staged")
 	return st, nil
+}
+
+// marker is where a temporary file is. Another directory can have that path when
+// it is swept.
+type marker struct {
+	Dir string `json:"dir"`
+	ID  string `json:"id"`
+}
+
+func identity(info os.FileInfo) string { return fmt.Sprint(direct.Identify(info)) }
+
+func (st *staged) mark(dir string) error {
+	info, err := st.dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(marker{dir, identity(info)})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(st.marker, raw, 0o600)
+}
+
+// clear removes a temporary file from where it was made.
+func (m marker) clear(name string) error {
+	dir, err := os.OpenRoot(m.Dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	info, err := dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	if identity(info) != m.ID {
+		return errors.New("its directory is another one by now")
+	}
+	return dir.Remove(name)
 }
 
 // Write appends to the temporary file.
@@ -84,19 +121,20 @@ func (st *staged) discard() {
 // sweep removes the temporary files that a crash has left, as far as their
 // directories answer in time.
 func (s *Service) sweep() {
-	s.inTime(temporaryDir, func(marker string) {
-		raw, err := os.ReadFile(marker)
-		var dir string
-		if err != nil || !temporaryName.MatchString(filepath.Base(marker)) {
+	s.inTime(temporaryDir, func(path string) {
+		name := filepath.Base(path)
+		raw, err := os.ReadFile(path)
+		if err != nil || !temporaryName.MatchString(name) {
 			return
 		}
-		if json.Unmarshal(raw, &dir) == nil { // else the crash came before the temporary file
-			if err := os.Remove(filepath.Join(dir, filepath.Base(marker))); err != nil && !os.IsNotExist(err) {
-				s.log.Warn("a temporary file of an interrupted write is left", "name", filepath.Base(marker), "error", err)
+		var m marker
+		if json.Unmarshal(raw, &m) == nil { // else the crash came before the temporary file
+			if err := m.clear(name); err != nil && !os.IsNotExist(err) {
+				s.log.Warn("a temporary file of an interrupted write is left", "name", name, "error", err)
 				return
 			}
 		}
-		os.Remove(marker)
+		os.Remove(path)
 	})
 }
 

@@ -89,7 +89,11 @@ func (s *Service) Place(ctx context.Context, in Placement, content io.Reader) (P
 	}
 	defer t.Close()
 	defer p.Close()
-	rec = record{Step: staging, Dir: filepath.Join(t.Dir(), filepath.Dir(p.Path)), Temp: temporaryName(), Name: p.Name, Path: p.Path, Created: in.ExpectedSHA256 == nil}
+	dir, err := p.Dir.Stat(".")
+	if err != nil {
+		return Placed{}, t.Fault(err, in.Path)
+	}
+	rec = record{Step: staging, Dir: filepath.Join(t.Dir(), filepath.Dir(p.Path)), DirID: identity(dir), Temp: temporaryName(), Name: p.Name, Path: p.Path, Created: in.ExpectedSHA256 == nil}
 	if err := s.records.write(in.ID, rec); err != nil {
 		return Placed{}, err
 	}

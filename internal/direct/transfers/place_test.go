@@ -236,6 +236,78 @@ func TestKilledAtEachStep(t *testing.T) {
 	}
 }
 
+// TestNothingIsDoneInAnotherDirectory: one that has the path of the placement's by
+// the time that it is settled, with files of the same names in it.
+func TestNothingIsDoneInAnotherDirectory(t *testing.T) {
+	for _, step := range []string{"staged", "armed", "swapped"} {
+		for _, how := range []string{"create", "replace", "overwrite"} {
+			if step == "staged" && how == "overwrite" {
+				continue // which it does not come by
+			}
+			t.Run(step+","+how, func(t *testing.T) {
+				b := newBench(t)
+				expected := ""
+				if how != "create" {
+					b.write("f", oldContent)
+					expected = hashText(oldContent)
+				}
+				if how == "overwrite" {
+					if err := os.Link(b.path("f"), b.path("g")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				child := exec.Command(os.Args[0])
+				child.Env = append(os.Environ(), childEnv+"="+step+":"+b.dir+":"+expected)
+				if out, err := child.CombinedOutput(); err == nil {
+					t.Fatalf("the child was not killed\n%s", out)
+				}
+				left := b.names()
+				if err := os.Rename(b.path(""), b.dir+"/moved"); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Mkdir(b.path(""), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				for name := range strings.FieldsSeq(left) {
+					b.write(name, "another's "+name)
+				}
+				b.open()
+				_, placed, err := b.Settle(t.Context(), id(1))
+				if placed || (err == nil) != (step == "staged") {
+					t.Errorf("Settle says %v, %v of a directory that it can't see", placed, err)
+				}
+				if now := b.names(); now != left {
+					t.Errorf("the other directory has %q, and had %q", now, left)
+				}
+				for name := range strings.FieldsSeq(left) {
+					if got := b.content(name); got != "another's "+name {
+						t.Errorf("%s is %q", name, got)
+					}
+				}
+				if step == "staged" {
+					return
+				}
+				// It is told once the directory is back.
+				if err := os.RemoveAll(b.path("")); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Rename(b.dir+"/moved", b.path("")); err != nil {
+					t.Fatal(err)
+				}
+				if _, placed, err := b.Settle(t.Context(), id(1)); err != nil || placed != (b.there() == newContent) {
+					t.Errorf("Settle says %v, %v; f is %q", placed, err, b.there())
+				}
+			})
+		}
+	}
+}
+
+// there is what f has, "" when it is not there.
+func (b *bench) there() string {
+	raw, _ := os.ReadFile(b.path("f"))
+	return string(raw)
+}
+
 func killAt(t *testing.T, step, how string, later bool) {
 	b := newBench(t)
 	expected, names := "", "f"

@@ -33,9 +33,12 @@ const (
 // record is the durable memory of one placement, a file named by its id.
 type record struct {
 	Step step   `json:"step"`
-	Dir  string `json:"dir,omitempty"`  // absolute; where target and temporary file are
-	Temp string `json:"temp,omitempty"` // name in Dir
-	Name string `json:"name,omitempty"` // of the target in Dir
+	Dir  string `json:"dir,omitempty"` // absolute; where target and temporary file are
+	// DirID identifies Dir: another directory can have its path by the time that
+	// this is settled, and nothing is done in that.
+	DirID string `json:"dirId,omitempty"`
+	Temp  string `json:"temp,omitempty"` // name in Dir
+	Name  string `json:"name,omitempty"` // of the target in Dir
 	// Staged and Old are the new file and the one it replaces ("" when it
 	// creates), once armed; without Temp, when the file is overwritten, the hashes
 	// of the two contents.
@@ -170,17 +173,17 @@ func (s *Service) settle(id string) (out Placed, ok bool, err error) {
 // it took effect. Nobody else removes temporary files, so an armed one that is
 // gone was renamed.
 func (r record) finish() (done bool, err error) {
-	if r.Step == armed && r.Temp == "" {
-		return r.overwritten()
-	}
-	dir, err := os.OpenRoot(r.Dir)
-	if errors.Is(err, fs.ErrNotExist) && r.Step == staging {
+	dir, err := r.open()
+	if r.Step == staging && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, errMoved)) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("looking for what a placement left: %w", err)
 	}
 	defer dir.Close()
+	if r.Step == armed && r.Temp == "" {
+		return r.overwritten(dir)
+	}
 	temp, err := dir.Lstat(r.Temp)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r.Step == armed, nil
@@ -207,10 +210,31 @@ func (r record) finish() (done bool, err error) {
 	return done, errors.Join(dir.Remove(r.Temp), direct.SyncDir(dir))
 }
 
+var errMoved = errors.New("its directory is another one by now")
+
+// open opens the directory of the placement, and no other.
+func (r record) open() (*os.Root, error) {
+	dir, err := os.OpenRoot(r.Dir)
+	if err != nil {
+		return nil, err
+	}
+	info, err := dir.Stat(".")
+	if err == nil && identity(info) != r.DirID {
+		err = errMoved
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+func identity(info fs.FileInfo) string { return fmt.Sprint(direct.Identify(info)) }
+
 // overwritten reports whether a file has the content that was to be written
 // into it.
-func (r record) overwritten() (bool, error) {
-	f, err := os.OpenFile(filepath.Join(r.Dir, r.Name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+func (r record) overwritten(dir *os.Root) (bool, error) {
+	f, err := dir.OpenFile(r.Name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return false, fmt.Errorf("looking for what a placement wrote: %w", err)
 	}
