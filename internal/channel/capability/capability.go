@@ -188,7 +188,7 @@ func Write(stateDir string, f File) error {
 	if _, err := readPrivate(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrMalformed) {
 		return err
 	}
-	if err := renameio.WriteFile(path, f.Encode(), 0o600, renameio.IgnoreUmask()); err != nil {
+	if err := renameio.WriteFile(path, f.Encode(), 0o600, renameio.IgnoreUmask(), renameio.WithTempDir(dir)); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return nil
