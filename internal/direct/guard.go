@@ -21,12 +21,14 @@ type guard struct {
 
 	dirs    []string        // protected directories, absolute
 	devices map[uint64]bool // on which they and the directories in them lie
+
+	evaluated map[string]string // see real
 }
 
 // newGuard looks at the protected paths as they are now: a file that is
 // replaced by renaming has another identity each time.
 func newGuard(protected []string, project string) *guard {
-	g := &guard{project: project, ids: map[FileID]bool{}, devices: map[uint64]bool{}}
+	g := &guard{project: project, ids: map[FileID]bool{}, devices: map[uint64]bool{}, evaluated: map[string]string{}}
 	for _, p := range protected {
 		g.protect(p)
 	}
@@ -36,7 +38,7 @@ func newGuard(protected []string, project string) *guard {
 
 // protect adds a path that is protected with all that lies in it.
 func (g *guard) protect(p string) {
-	real := evalExisting(p)
+	real := g.real(p)
 	if rel, err := filepath.Rel(g.project, real); err == nil && filepath.IsLocal(rel) {
 		g.names = append(g.names, foldPath(rel))
 	}
@@ -49,6 +51,24 @@ func (g *guard) protect(p string) {
 		g.dirs = append(g.dirs, real)
 		g.protectIn(real, false)
 	}
+}
+
+// real is evalExisting, which looks once at a directory that several paths lie in.
+func (g *guard) real(p string) string {
+	dir, name := filepath.Split(filepath.Clean(p))
+	if name == "" {
+		return "/"
+	}
+	real, ok := g.evaluated[dir]
+	if !ok {
+		real = evalExisting(filepath.Clean(dir))
+		g.evaluated[dir] = real
+	}
+	at := filepath.Join(real, name)
+	if info, err := os.Lstat(at); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return evalExisting(at)
+	}
+	return at
 }
 
 // protectIn adds the identities of what lies in a protected directory, and of the

@@ -58,12 +58,21 @@ func Policy(c *config.Config) direct.Policy {
 	return p
 }
 
-// units are the places, below the home directory or absolute, in which service
-// managers look for the unit of a gateway. Whoever can write it runs what he
-// likes.
-var units = []string{
-	".config/systemd/user/agent-relay.service", "Library/LaunchAgents/agent-relay.plist",
-	"/etc/systemd/system/agent-relay.service", "/Library/LaunchDaemons/agent-relay.plist",
+// units are the files and directories in which service managers look for the unit
+// of a gateway, or for what changes it: whoever can write there runs what he
+// likes. Drop-ins are read from the directories of the unit's name, of its
+// beginning up to a dash, and of its kind (systemd.unit(5)).
+func units(home string) []string {
+	var paths []string
+	for _, dir := range []string{home + "/.config/systemd/user", home + "/.local/share/systemd/user", "/etc/systemd/user", "/etc/systemd/system"} {
+		for _, name := range []string{"agent-relay.service", "agent-relay.service.d", "agent-.service.d", "service.d"} {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	for _, dir := range []string{home + "/Library/LaunchAgents", "/Library/LaunchAgents", "/Library/LaunchDaemons"} {
+		paths = append(paths, filepath.Join(dir, "agent-relay.plist"))
+	}
+	return paths
 }
 
 func protected(c *config.Config) []string {
@@ -77,14 +86,10 @@ func protected(c *config.Config) []string {
 		}
 	}
 	home, err := os.UserHomeDir()
-	for _, unit := range units {
-		if filepath.IsAbs(unit) {
-			paths = append(paths, unit)
-		} else if err == nil {
-			paths = append(paths, filepath.Join(home, unit))
-		}
+	if err != nil {
+		home = "/" // who has no home has no units of his own
 	}
-	return paths
+	return append(paths, units(home)...)
 }
 
 // Options says what [Open] works with. Only Config is required.

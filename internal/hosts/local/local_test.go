@@ -38,7 +38,12 @@ func TestTheGatewaysOwnFilesAreProtected(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := write("config.json", string(raw))
-	for _, name := range []string{"owner.json", "wake.json", "state/gateway.db", ".config/systemd/user/agent-relay.service", "plain.txt"} {
+	const units = ".config/systemd/user/"
+	own := []string{
+		"owner.json", "wake.json", "state/gateway.db", units + "agent-relay.service", units + "agent-relay.service.d/override.conf", units + "service.d/x.conf",
+		".local/share/systemd/user/agent-relay.service", ".local/share/systemd/user/agent-.service.d/x.conf", "Library/LaunchAgents/agent-relay.plist",
+	}
+	for _, name := range append(own, "plain.txt", units+"other.service") {
 		write(name, "x")
 	}
 	c, _, err := config.Load(path, os.Getenv)
@@ -50,12 +55,18 @@ func TestTheGatewaysOwnFilesAreProtected(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	for _, name := range []string{"config.json", "owner.json", "wake.json", "state/gateway.db", ".config/systemd/user/agent-relay.service"} {
+	for _, name := range append(own, "config.json") {
 		if _, err := h.Files.ReadDirectFile(t.Context(), files.ReadDirectFileIn{ProjectID: "home", Path: name}); !errors.Is(err, direct.ProtectedPath) {
 			t.Errorf("reading %s: %v", name, err)
 		}
 	}
 	if _, err := h.Files.ReadDirectFile(t.Context(), files.ReadDirectFileIn{ProjectID: "home", Path: "plain.txt"}); err != nil {
 		t.Error(err)
+	}
+	for _, name := range []string{".local/share/systemd/user/agent-relay.service.d/new.conf", units + "agent-.service.d/new.conf"} {
+		in := files.WriteDirectFileIn{ProjectID: "home", Path: name, Content: "x", CreateParents: true}
+		if _, err := h.Files.WriteDirectFile(t.Context(), in); !errors.Is(err, direct.ProtectedPath) {
+			t.Errorf("making %s: %v", name, err)
+		}
 	}
 }
