@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -95,6 +97,45 @@ func TestFileToolsAreOnRecord(t *testing.T) {
 
 // TestNoChangeWithoutARecord: a change is not made when it can't be put on record
 // first.
+// TestAClientThatMayNotReadIsShownNoText: it may edit what it knows, and learns
+// nothing else of the file.
+func TestAClientThatMayNotReadIsShownNoText(t *testing.T) {
+	c := testConfig(t)
+	dir := withProjects(t, c)
+	h := start(t, c)
+	const before, after = "the secret of the eagle\nsits here\n", "the secret of the eagle\nsleeps here\n"
+	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte(before), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	edit := func(token, old string) string {
+		return string(h.call(t, token, "edit_direct_file", map[string]any{
+			"projectId": "site", "path": "a.txt", "expectedSha256": hashText(before), "oldText": old, "newText": "sleeps",
+		}).Structured)
+	}
+	for _, old := range []string{"the secret of the eagles", "no such thing"} {
+		if got := edit(blindToken, old); !strings.Contains(got, "text_not_found") || strings.Contains(got, "secret") || strings.Contains(got, "line") {
+			t.Errorf("a miss answers %s", got)
+		}
+	}
+	if got := edit(goodToken, "the secret of the eagles"); !strings.Contains(got, "Nearest is line 1") {
+		t.Errorf("a client that may read files is answered %s", got)
+	}
+	for _, duplicate := range []string{`"duplicate":false`, `"duplicate":true`} {
+		got := edit(blindToken, "sits")
+		if strings.Contains(got, "secret") || !strings.Contains(got, hashText(after)) || !strings.Contains(got, `"replacements":1`) || !strings.Contains(got, duplicate) {
+			t.Errorf("an edit answers %s, want %s", got, duplicate)
+		}
+	}
+	if got := edit(goodToken, "sits"); !strings.Contains(got, "secret") {
+		t.Errorf("the diff is not kept for those who may read: %s", got)
+	}
+}
+
+func hashText(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
 func TestNoChangeWithoutARecord(t *testing.T) {
 	c := testConfig(t)
 	dir := withProjects(t, c)

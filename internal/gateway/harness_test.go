@@ -33,6 +33,7 @@ const (
 	goodToken   = "tok-good"
 	otherToken  = "tok-other"
 	mutedToken  = "tok-muted"  // without the mailbox permission
+	blindToken  = "tok-blind"  // without reading files
 	narrowToken = "tok-narrow" // without the scope
 	brokenToken = "tok-broken" // the store fails while it is checked
 )
@@ -58,6 +59,8 @@ func (f fakeTokens) Authenticate(_ context.Context, token string) (oauth.Access,
 		return access("client-b", principal.Full(), oauth.ScopeAgents)
 	case mutedToken:
 		return access("client-m", principal.Full().Without(principal.Mailbox), oauth.ScopeAgents)
+	case blindToken:
+		return access("client-blind", principal.Full().Without(principal.FilesRead), oauth.ScopeAgents)
 	case narrowToken:
 		return access("client-n", principal.Full(), oauth.ScopeOffline)
 	case brokenToken:

@@ -40,7 +40,7 @@ func (w *workspace) calls() map[string]tool.Call {
 			func(out files.WriteDirectFileOut) []any {
 				return []any{"size", out.Size, "created", out.Created, "duplicate", out.Duplicate}
 			})),
-		"edit_direct_file": onHost(w, recordedChange(w, alike(hosts.Workspace.EditDirectFile),
+		"edit_direct_file": onHost(w, recordedChange(w, editFile,
 			func(in files.EditDirectFileIn) deed { return deed{"file.edit", in.Path, in.ProjectID} },
 			func(out files.EditDirectFileOut) []any {
 				return []any{"size", out.Size, "replacements", out.Replacements, "duplicate", out.Duplicate}
@@ -63,6 +63,15 @@ func (w *workspace) calls() map[string]tool.Call {
 		"import_direct_file":  transfer(w, func(in *transfers.ImportDirectFileIn) *string { return &in.HostID }, w.transfers.ImportDirectFile),
 		"get_direct_transfer": transfer(w, func(in *transfers.GetDirectTransferIn) *string { return &in.HostID }, w.transfers.GetDirectTransfer),
 	}
+}
+
+// editFile shows what is in the file to a client that may read files.
+func editFile(at site, ctx context.Context, who principal.Principal, in files.EditDirectFileIn) (files.EditDirectFileOut, error) {
+	out, err := at.EditDirectFile(ctx, in)
+	if !who.Permissions.Has(principal.FilesRead) {
+		return files.Unseen(out, err)
+	}
+	return out, err
 }
 
 // inputAnswer is an answer of the domain with its host.

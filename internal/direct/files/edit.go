@@ -3,6 +3,7 @@ package files
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -43,10 +44,14 @@ func (s *Service) EditDirectFile(ctx context.Context, in EditDirectFileIn) (Edit
 		}
 		defer r.close()
 		if r.sha != expected {
-			if out, err = s.repeated(id, r.sha); err == nil {
-				out.Path, out.HostID = p.Path, t.HostID()
+			if out, err = s.repeated(id, r.sha); err != nil {
+				return err
 			}
-			return err
+			out.Path, out.HostID = p.Path, t.HostID()
+			if !t.Read {
+				out.Diff = "" // it was allowed when the first call made it
+			}
+			return nil
 		}
 		if err := r.writable(); err != nil {
 			return err
@@ -72,6 +77,20 @@ func (s *Service) EditDirectFile(ctx context.Context, in EditDirectFileIn) (Edit
 		return EditDirectFileOut{}, t.Fault(err, in.Path)
 	}
 	return out, nil
+}
+
+// Unseen takes the text of the file out of what [Service.EditDirectFile] returned,
+// for a client that may not read files.
+func Unseen(out EditDirectFileOut, err error) (EditDirectFileOut, error) {
+	out.Diff = ""
+	if errors.Is(err, TextNotFound) {
+		err = notFoundUnseen()
+	}
+	return out, err
+}
+
+func notFoundUnseen() error {
+	return TextNotFound.New("oldText is not in the file, and reading is not allowed, so that no more can be said.")
 }
 
 func checkEdit(in EditDirectFileIn) (expected string, err error) {

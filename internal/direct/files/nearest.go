@@ -129,7 +129,7 @@ func spanOf(data []byte, from, to int) span {
 // notFound is the refusal of an edit whose oldText is not in the file.
 func notFound(data []byte, old string, explain bool) error {
 	if !explain {
-		return TextNotFound.New("oldText is not in the file, and the owner does not allow reading, so that no more can be said.")
+		return notFoundUnseen()
 	}
 	all := essence(make([]byte, 0, len(data)), data)
 	if s, ok := findAlike(all, data, old); ok {
