@@ -102,9 +102,10 @@ type Service struct {
 	now        func() time.Time
 	log        *slog.Logger
 
-	keys  keyLocks
-	start sync.Mutex // counts running commands and records one more
-	waits chan struct{}
+	keys       keyLocks
+	tombstones tombstones
+	start      sync.Mutex // counts running commands and records one more
+	waits      chan struct{}
 
 	launches sync.RWMutex    // held for reading while a supervisor is started
 	ctx      context.Context // ends with Close
@@ -125,7 +126,7 @@ func New(o Options) (*Service, error) {
 	s := &Service{
 		host: o.Host, supervisor: o.Supervisor, limits: o.Limits.withDefaults(), now: o.Now, log: o.Log,
 		waits: make(chan struct{}, maxWaits), sweeps: make(chan struct{}, 1),
-		keys: keyLocks{held: map[string]*keyLock{}},
+		keys: keyLocks{held: map[string]*keyLock{}}, tombstones: tombstones{of: map[string]hour{}},
 	}
 	if s.now == nil {
 		s.now = time.Now

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -351,5 +352,44 @@ func TestACallersDirectoryDoesNotChooseTheOwnersProgram(t *testing.T) {
 		if !slices.Equal(out.Argv, argv) {
 			t.Errorf("%+v: the receipt shows %q", c, out.Argv)
 		}
+	}
+}
+
+// TestRequestsThatNeverArrivedAreCounted: each asked about is kept for ever.
+func TestRequestsThatNeverArrivedAreCounted(t *testing.T) {
+	var ahead atomic.Int64
+	h := newHost(t, func(h *host) {
+		h.options.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
+	ask := func(who principal.Principal, id string) error {
+		_, err := h.ReadDirectCommand(context.Background(), who, commands.ReadDirectCommandIn{RequestID: &id})
+		return err
+	}
+	h.run("real", "true")
+	for i := range commands.MaxUnknownPerHour {
+		if err := ask(owner, fmt.Sprint("r", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := ask(owner, "one-more")
+	refused(t, err, commands.TooManyUnknown)
+	if e := fault.From(err); !e.Retryable || !strings.Contains(e.Message, "from 20") {
+		t.Errorf("the refusal does not say until when: %+v", e)
+	}
+	// What is known is answered, a run is not kept from running, others may ask.
+	for _, id := range []string{"real", "r0", fmt.Sprint("r", commands.MaxUnknownPerHour-1)} {
+		if err := ask(owner, id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	if err := ask(principal.Owner("local-owner:b"), "r0"); err != nil {
+		t.Error(err)
+	}
+	if out := h.run("one-more", "true"); out.State != record.Exited || out.Duplicate {
+		t.Errorf("what could not be asked about does not run: %+v", out.Receipt)
+	}
+	ahead.Store(int64(time.Hour))
+	if err := ask(owner, "one-more-yet"); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ var (
 	CommandNotRegistered = fault.Kind{Code: "command_not_registered", Hint: "list_direct_projects shows the registered commands of the project: pass the name of one as command, or its argv without any change. Ask the owner to register another."}
 	TooManyCommands      = fault.Kind{Code: "too_many_commands", Hint: "Wait until one ends (read_direct_command with waitMs) or cancel one that is not needed, then repeat the call with the same requestId.", Retryable: true}
 	UnknownCommand       = fault.Kind{Code: "unknown_direct_command", Hint: "Pass the commandId that run_direct_command answered, to the same host, or pass the requestId: its answer says what became of that request."}
+	TooManyUnknown       = fault.Kind{Code: "too_many_unknown_requests", Hint: "Ask by requestId only about requests that you have made. To settle one of these now, repeat its run_direct_command with the same requestId and arguments: it runs at most once.", Retryable: true}
 	CommandEnded         = fault.Kind{Code: "command_ended", Hint: "Nothing was written. read_direct_command shows how it ended; run it again with a new requestId to give it other input."}
 	StdinClosed          = fault.Kind{Code: "stdin_closed", Hint: "Nothing was written. A command takes input only when it is run with stdin open, and until an input with eof."}
 	CommandsClosed       = fault.Kind{Code: "commands_closed", Hint: "The gateway is stopping. Repeat the call with the same ids in a few seconds.", Retryable: true}
@@ -34,7 +35,7 @@ var (
 // a key that was used for something else with [fault.KeyConflict].
 func Kinds() []fault.Kind {
 	return append([]fault.Kind{
-		CommandsDisabled, CommandNotRegistered, TooManyCommands, UnknownCommand, CommandEnded, StdinClosed, CommandsClosed,
+		CommandsDisabled, CommandNotRegistered, TooManyCommands, UnknownCommand, TooManyUnknown, CommandEnded, StdinClosed, CommandsClosed,
 	}, receiptKinds()...)
 }
 

@@ -17,7 +17,8 @@ import (
 
 // ReadDirectCommand answers a command's receipt and output, which it does not
 // change. Asked by requestId it settles: a request that is not here becomes one
-// that never starts. Refusals: invalid_arguments, unknown_direct_command.
+// that never starts. Refusals: invalid_arguments, unknown_direct_command,
+// too_many_unknown_requests.
 func (s *Service) ReadDirectCommand(ctx context.Context, who principal.Principal, in ReadDirectCommandIn) (ReadDirectCommandOut, error) {
 	p, err := checkPage(in.Cursor, in.Limit)
 	if err != nil {
@@ -62,6 +63,9 @@ func (s *Service) asked(ctx context.Context, who principal.Principal, in ReadDir
 	defer unlock()
 	rec, _, err := s.root.Settle(id)
 	if errors.Is(err, fs.ErrNotExist) {
+		if err := s.tombstones.another(who.Owner, s.now()); err != nil {
+			return record.Record{}, err
+		}
 		if err := s.root.Entomb(who.Owner, *in.RequestID); err != nil {
 			return record.Record{}, fmt.Errorf("closing a request that never arrived: %w", err)
 		}
