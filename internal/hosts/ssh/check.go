@@ -38,7 +38,7 @@ type Step struct {
 }
 
 // checkTimeout bounds each thing that a check asks of a host it is logged in to.
-const checkTimeout = 10 * time.Second
+const checkTimeout = 30 * time.Second
 
 // CheckConnection connects anew, apart from the connection that is kept, and says
 // of each step how it went: the ssh settings (with each that is not supported, by
@@ -113,7 +113,7 @@ func settingsSteps(way []*settings) []Step {
 
 // passedBefore has the steps between settings and the named one, which went well.
 func passedBefore(step string, p *passage) []Step {
-	s := p.alive
+	s := p.to
 	var all []Step
 	for _, name := range stepNames[1:slices.Index(stepNames, step)] {
 		detail := map[string]string{"name": fmt.Sprintf("%s answers.", s.address()), "auth": fmt.Sprintf("User %s is logged in.", s.user)}[name]

@@ -17,7 +17,7 @@ type passage struct {
 	closers []func() error // of the connections, the first machine's first
 	last    *watched       // the connection to the host itself
 	at      *verifier      // of the machine that was reached last; nil before any showed a key
-	alive   *settings      // the host's own
+	to      *settings      // of the host itself
 }
 
 // close ends the connections. The first goes first: a channel through a machine
@@ -50,7 +50,7 @@ func (w *watched) since(t time.Time) bool { return w.begun.Add(time.Duration(w.l
 // to the host itself, when that has shown its key, with errOffered. The passage is
 // returned even with an error, closed, for what it knows.
 func (h *Host) walk(ctx context.Context, way []*settings, look bool) (*passage, error) {
-	p := &passage{alive: way[len(way)-1]}
+	p := &passage{to: way[len(way)-1]}
 	for i, s := range way {
 		last := i == len(way)-1
 		if err := h.pass(ctx, p, s, look && last, last); err != nil {
@@ -83,12 +83,12 @@ func (h *Host) pass(ctx context.Context, p *passage, s *settings, look, last boo
 	}
 	p.clients = append(p.clients, client)
 	if last {
-		err = settle(ctx, client, s)
+		settle(client)
 	}
-	if !stop() && err == nil {
-		err = unspoken(ctx, s, ctx.Err())
+	if !stop() {
+		return unspoken(ctx, s, ctx.Err())
 	}
-	return err
+	return nil
 }
 
 // dial makes the connection to a machine that SSH then speaks on.
@@ -187,20 +187,22 @@ func (s *settings) algorithms() (xssh.Config, error) {
 	return c, nil
 }
 
-// settle runs a command that does nothing. The server then sends small packets at
-// once: without a session it leaves Nagle's algorithm on, and every new channel
-// takes 20 ms. How the command ends does not matter, that it ends does.
-func settle(ctx context.Context, client *xssh.Client, s *settings) error {
+// settle starts a command that does nothing. From the start of a session on, the
+// server sends small packets at once: without one it leaves Nagle's algorithm on,
+// and every new channel takes 20 ms. How and when the command ends does not matter.
+func settle(client *xssh.Client) {
 	session, err := client.NewSession()
-	if err == nil {
-		_ = session.Run("true")
+	if err != nil {
+		return // a host that runs nothing may still forward
+	}
+	if err := session.Start("true"); err != nil {
 		_ = session.Close()
+		return
 	}
-	if ctx.Err() != nil {
-		return &failure{step: "shell", reason: fmt.Sprintf("The login shell on %s does not come to run a command.", s.host),
-			next: "See what the start-up files of that user's shell wait for: ssh " + s.alias + " true", cause: ctx.Err()}
-	}
-	return nil
+	go func() {
+		_ = session.Wait()
+		_ = session.Close()
+	}()
 }
 
 // proxySaid adds to a failure what a ProxyCommand printed, for the owner.

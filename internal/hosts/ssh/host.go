@@ -48,11 +48,13 @@ func New(o Options) *Host {
 // calls do nothing.
 func (h *Host) Start(ctx context.Context) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.closed || h.stop != nil {
+		h.mu.Unlock()
 		return
 	}
 	ctx, h.stop = context.WithCancel(ctx)
+	h.mu.Unlock()
+	h.set(hosts.Connecting, "The gateway is connecting to it for the first time.", nil)
 	go h.run(ctx)
 }
 
@@ -124,7 +126,8 @@ func (h *Host) OnChange(f func(hosts.Status)) { h.listeners = append(h.listeners
 // says: "tcp" and 127.0.0.1:port, or "unix" and a path. It is for [Link.Dial].
 func (h *Host) DaemonAddress() (network, address string) { return h.at.DaemonAddress() }
 
-// set records what is known now and tells the listeners. Only run calls it.
+// set records what is known now and tells the listeners. Only run calls it, and
+// Start before it.
 func (h *Host) set(state hosts.State, reason string, link *Link) {
 	h.mu.Lock()
 	old, now := h.status, h.opts.Now()
@@ -163,7 +166,6 @@ func (h *Host) set(state hosts.State, reason string, link *Link) {
 func (h *Host) run(ctx context.Context) {
 	defer close(h.ended)
 	failed := 0
-	h.set(hosts.Connecting, "The gateway is connecting to it for the first time.", nil)
 	for ctx.Err() == nil {
 		final := false
 		link, err := h.connect(ctx)
@@ -236,7 +238,7 @@ func (h *Host) connect(ctx context.Context) (*Link, error) {
 // answers, and returns why the link is gone, in one sentence.
 func (h *Host) serve(ctx context.Context, l *Link) string {
 	defer func() { <-l.ended }()
-	interval, most := h.keepalive(l.passage.alive)
+	interval, most := h.keepalive(l.passage.to)
 	h.set(hosts.Up, "", l)
 	var answer chan struct{} // nil while nothing is asked
 	for missed := 0; ; {
