@@ -116,7 +116,8 @@ type Service struct {
 }
 
 // maxWaits is how many calls wait at one time. Each costs a connection to a
-// supervisor; a further one is answered at once.
+// supervisor, which serves more of them than this; a further one is answered at
+// once.
 const maxWaits = 256
 
 // New prepares the state directory and takes up what an earlier service left:

@@ -118,6 +118,43 @@ func TestAThousandCommandsLeaveNothing(t *testing.T) {
 	}
 }
 
+// TestReadersWhoWaitKeepNothingElseOut: as many as may wait at one time.
+func TestReadersWhoWaitKeepNothingElseOut(t *testing.T) {
+	h := newHost(t)
+	out := h.run("r", "read line; echo $line; sleep 60", noWait, openStdin)
+	ctx, cancel := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer cancel()
+	read := func(ctx context.Context) error {
+		_, err := h.ReadDirectCommand(ctx, owner, commands.ReadDirectCommandIn{CommandID: &out.CommandID, Cursor: new(int64(1 << 50)), WaitMs: new(20_000)})
+		return err
+	}
+	for range 256 {
+		readers.Go(func() {
+			for ctx.Err() == nil { // the question below may take a place for a moment
+				_ = read(ctx)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	eventually(t, "no more may wait", func() bool {
+		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		return read(soon) == nil
+	})
+	soon, cancelSoon := context.WithTimeout(ctx, 10*time.Second)
+	defer cancelSoon()
+	in, err := h.WriteDirectCommandInput(soon, owner, commands.WriteDirectCommandInputIn{CommandID: out.CommandID, InputID: "i", Text: new("x\n")})
+	if err != nil || in.State != record.Accepted {
+		t.Errorf("an input while others wait: %+v, %v", in, err)
+	}
+	if got, err := h.CancelDirectCommand(soon, owner, commands.CancelDirectCommandIn{CommandID: out.CommandID}); err != nil || !got.CancelRequested {
+		t.Errorf("a cancellation while others wait: %+v, %v", got, err)
+	}
+	eventually(t, "it is cancelled", func() bool { return h.read(out.CommandID).State == record.Cancelled })
+}
+
 // children are the children of this process, ended ones too.
 func children(t *testing.T) (pids []int) {
 	all, err := process.All()

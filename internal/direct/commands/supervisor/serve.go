@@ -12,8 +12,10 @@ import (
 
 const (
 	// maxConnections is how many questions are served at one time; further ones
-	// wait in the socket.
-	maxConnections = 256
+	// wait in the socket. It must be more than a service's waits (256) and its
+	// watch on the command, so that readers who wait keep neither a cancellation
+	// nor an input out: those are answered at once, a few at a time.
+	maxConnections = 320
 	// talkTime is how long a client may take to ask, and to take the answer.
 	talkTime = 5 * time.Second
 )
