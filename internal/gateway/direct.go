@@ -37,10 +37,15 @@ func (g *Gateway) buildDirect(ctx context.Context) error {
 		return fmt.Errorf("opening the Direct workspace: %w", err)
 	}
 	g.direct = &workspace{store: g.store, local: host, hosts: hosts.NewDirectory(host, local.Aliases()), now: g.now}
+	share := int64(c.Transfers.SpoolBytes)
+	if !c.SharedOwner {
+		share /= 2 // so that one client can't take all of it
+	}
 	g.direct.transfers, err = transfers.New(ctx, transfers.Options{
 		Store: g.store, Hosts: g.direct, PublicBaseURL: c.PublicBaseURL, Refuse: refuse,
 		Limits: transfers.Limits{
-			FileBytes: int64(c.Transfers.MaxFileBytes), SpoolBytes: int64(c.Transfers.SpoolBytes), PerOwner: c.Transfers.PerOwner, TicketLife: c.Transfers.Link(),
+			FileBytes: int64(c.Transfers.MaxFileBytes), SpoolBytes: int64(c.Transfers.SpoolBytes), SpoolPerOwner: share,
+			PerOwner: c.Transfers.PerOwner, TicketLife: c.Transfers.Link(),
 		},
 		Safedial: safedial.Options{AllowLoopback: c.Safedial.AllowLoopback},
 		Now:      g.now, Rand: g.rand, Log: g.log,

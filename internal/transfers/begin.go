@@ -23,7 +23,7 @@ func (s *Service) ExportDirectFile(ctx context.Context, who principal.Principal,
 	if err != nil {
 		return Transfer{}, err
 	}
-	return s.begin(ctx, who, r, func(h Host) (job, error) { return s.prepareExport(ctx, h, r) })
+	return s.begin(ctx, who, r, func(h Host) (job, error) { return s.prepareExport(ctx, h, who.Owner, r) })
 }
 
 // ImportDirectFile downloads a file from a public address and puts it in the

@@ -15,7 +15,7 @@ import (
 
 // prepareExport opens the file, so that what can be refused is refused before
 // there is a receipt.
-func (s *Service) prepareExport(ctx context.Context, h Host, r request) (job, error) {
+func (s *Service) prepareExport(ctx context.Context, h Host, owner string, r request) (job, error) {
 	snap, err := h.Open(ctx, r.projectID, r.path)
 	if err != nil {
 		return job{}, err
@@ -23,9 +23,9 @@ func (s *Service) prepareExport(ctx context.Context, h Host, r request) (job, er
 	name := newName()
 	if snap.Size > s.limits.FileBytes {
 		err = tooLarge(s.limits.FileBytes)
-	} else if err = s.spool.reserve(name, snap.Size); err != nil {
+	} else if err = s.spool.reserve(name, owner, snap.Size); err != nil {
 		if s.Sweep(ctx) == nil { // what has expired may make room
-			err = s.spool.reserve(name, snap.Size)
+			err = s.spool.reserve(name, owner, snap.Size)
 		}
 	}
 	if err != nil {
@@ -44,14 +44,14 @@ func (s *Service) prepareExport(ctx context.Context, h Host, r request) (job, er
 
 // export takes the snapshot and opens its link.
 func (s *Service) export(ctx context.Context, h Host, r row, snap *host.Snapshot) {
-	size, sum, err := s.snapshot(ctx, r.spool, snap)
+	size, sum, err := s.snapshot(ctx, r, snap)
 	for try := 1; errors.Is(err, direct.FileChanged) && try < snapshotTries; try++ {
 		select {
 		case <-time.After(snapshotRetryInterval):
 		case <-ctx.Done():
 		}
 		if snap, err = h.Open(ctx, r.ProjectID, r.Path); err == nil {
-			size, sum, err = s.snapshot(ctx, r.spool, snap)
+			size, sum, err = s.snapshot(ctx, r, snap)
 		}
 	}
 	if err = because(ctx, err); err != nil {
@@ -81,17 +81,17 @@ func (s *Service) export(ctx context.Context, h Host, r row, snap *host.Snapshot
 }
 
 // snapshot copies content into the spool, hashing it on the way, and closes it.
-func (s *Service) snapshot(ctx context.Context, name string, snap *host.Snapshot) (size int64, sum string, err error) {
+func (s *Service) snapshot(ctx context.Context, r row, snap *host.Snapshot) (size int64, sum string, err error) {
 	defer snap.Content.Close()
-	_ = os.Remove(s.spool.path(name)) // of an earlier try
+	_ = os.Remove(s.spool.path(r.spool)) // of an earlier try
 	if c, ok := snap.Content.(host.Cloner); ok {
-		if err := c.CloneTo(s.spool.path(name)); err == nil {
-			return s.hashClone(ctx, name)
+		if err := c.CloneTo(s.spool.path(r.spool)); err == nil {
+			return s.hashClone(ctx, r)
 		} else if !errors.Is(err, errors.ErrUnsupported) {
 			return 0, "", err
 		}
 	}
-	w, err := s.spool.create(name, s.limits.FileBytes)
+	w, err := s.spool.create(r.spool, r.owner, s.limits.FileBytes)
 	if err != nil {
 		return 0, "", err
 	}
@@ -105,8 +105,8 @@ func (s *Service) snapshot(ctx context.Context, name string, snap *host.Snapshot
 
 // hashClone takes the size and hash of a file that shares the storage of its
 // original, whatever happens to that.
-func (s *Service) hashClone(ctx context.Context, name string) (size int64, sum string, err error) {
-	f, err := os.Open(s.spool.path(name))
+func (s *Service) hashClone(ctx context.Context, r row) (size int64, sum string, err error) {
+	f, err := os.Open(s.spool.path(r.spool))
 	if err != nil {
 		return 0, "", err
 	}
@@ -118,7 +118,7 @@ func (s *Service) hashClone(ctx context.Context, name string) (size int64, sum s
 	if info.Size() > s.limits.FileBytes {
 		return 0, "", tooLarge(s.limits.FileBytes)
 	}
-	if err := s.spool.reserve(name, info.Size()); err != nil {
+	if err := s.spool.reserve(r.spool, r.owner, info.Size()); err != nil {
 		return 0, "", err
 	}
 	if sum, err = hashOf(&within{ctx, f}); err != nil {

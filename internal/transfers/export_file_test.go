@@ -523,6 +523,45 @@ func TestReceiverThatDoesNotReadIsCut(t *testing.T) {
 	r.is(r.get("r1"), transfers.Ready)
 }
 
+// TestOneOwnerLeavesTheOthersRoom: over a restart too.
+func TestOneOwnerLeavesTheOthersRoom(t *testing.T) {
+	r := newRig(t, transfers.Options{Limits: transfers.Limits{FileBytes: 100, SpoolBytes: 200, SpoolPerOwner: 100}})
+	r.write("small", "xxxxxxxxxx")
+	r.write("half", strings.Repeat("x", 60))
+	export := func(owner, name, id string) error {
+		who := r.who
+		who.Owner = owner
+		_, err := r.ExportDirectFile(t.Context(), who, r.exportIn(name, id))
+		return err
+	}
+	greedy, other := r.who.Owner, "local-owner:other"
+	if err := export(greedy, "half", "r1"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		err := export(greedy, "half", "r2")
+		refused(t, err, transfers.SpoolFull)
+		if e := fault.From(err); !strings.Contains(e.Message, "This owner's share") {
+			t.Errorf("the refusal says %q", e.Message)
+		}
+		r.restart()
+	}
+	for name, id := range map[string]string{"half": "r1", "small": "r2"} {
+		if err := export(other, name, id); err != nil {
+			t.Errorf("another owner: %v", err)
+		}
+	}
+	if err := export(greedy, "small", "r3"); err != nil {
+		t.Errorf("what is left of its share: %v", err)
+	}
+	if _, err := r.Revoke(t.Context(), r.who, transfers.RevokeIn{Owner: greedy}); err != nil {
+		t.Fatal(err)
+	}
+	if err := export(greedy, "half", "r4"); err != nil {
+		t.Errorf("what was given back can't be had again: %v", err)
+	}
+}
+
 func TestBoundsOfExports(t *testing.T) {
 	r := newRig(t, transfers.Options{Limits: transfers.Limits{FileBytes: 100, SpoolBytes: 150, PerOwner: 2}})
 	r.write("small", "x")

@@ -11,7 +11,7 @@ import (
 
 // fetch downloads an address into the spool. Every error is a refusal, trouble
 // of the gateway's disk, or the end of ctx.
-func (s *Service) fetch(ctx context.Context, name, address string) (size int64, sum string, err error) {
+func (s *Service) fetch(ctx context.Context, r row, address string) (size int64, sum string, err error) {
 	ctx, watched := s.watch(ctx)
 	defer watched.end()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -30,11 +30,11 @@ func (s *Service) fetch(ctx context.Context, name, address string) (size int64, 
 		return 0, "", err
 	}
 	if resp.ContentLength > 0 {
-		if err := s.spool.reserve(name, resp.ContentLength); err != nil {
+		if err := s.spool.reserve(r.spool, r.owner, resp.ContentLength); err != nil {
 			return 0, "", err
 		}
 	}
-	w, err := s.spool.create(name, s.limits.FileBytes)
+	w, err := s.spool.create(r.spool, r.owner, s.limits.FileBytes)
 	if err != nil {
 		return 0, "", err
 	}

@@ -37,7 +37,7 @@ func (s *Service) prepareImport(ctx context.Context, h Host, r request) (job, er
 
 // importFile downloads, and places what it got.
 func (s *Service) importFile(ctx context.Context, h Host, r row, in request) {
-	size, sum, err := s.fetch(ctx, r.spool, in.url)
+	size, sum, err := s.fetch(ctx, r, in.url)
 	if err == nil && in.sha256 != "" && sum != in.sha256 {
 		err = ContentMismatch.New("The downloaded content does not have the sha256 that was given.")
 	}

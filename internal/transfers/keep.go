@@ -60,6 +60,7 @@ func (s *Service) recoverLinks(tx *store.Tx) error {
 	for _, r := range rows {
 		info, err := os.Stat(s.spool.path(r.spool))
 		if err == nil && info.Size() == *r.Size {
+			s.spool.belongs(r.spool, r.owner)
 			continue
 		}
 		if r.State == Completed {

@@ -20,29 +20,36 @@ import (
 // spool is the directory in which bytes wait, and how much of it is promised to
 // whom.
 type spool struct {
-	dir   string
-	quota int64
+	dir          string
+	quota, share int64 // of all, and of one owner
 
 	mu       sync.Mutex
-	promised map[string]int64 // by name
+	promised map[string]promise // by name
 	used     int64
-	leftover map[string]bool // found at the start, or could not be removed
+	usedBy   map[string]int64 // by owner
+	leftover map[string]bool  // found at the start, or could not be removed
+}
+
+// promise is space for a file of an owner; the owner is "" until it is known
+// whose a file is that was found at the start.
+type promise struct {
+	owner string
+	size  int64
 }
 
 // openSpool makes the directory. What lies in it counts until it is removed.
-func openSpool(dir string, quota int64) (*spool, error) {
+func openSpool(dir string, quota, share int64) (*spool, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the spool of transfers: %w", err)
 	}
-	p := &spool{dir: dir, quota: quota, promised: map[string]int64{}, leftover: map[string]bool{}}
+	p := &spool{dir: dir, quota: quota, share: share, promised: map[string]promise{}, usedBy: map[string]int64{}, leftover: map[string]bool{}}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("listing the spool of transfers: %w", err)
 	}
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && spoolName.MatchString(e.Name()) {
-			p.promised[e.Name()] = info.Size()
-			p.used += info.Size()
+			p.promise(e.Name(), promise{"", info.Size()})
 			p.leftover[e.Name()] = true
 		}
 	}
@@ -51,17 +58,38 @@ func openSpool(dir string, quota int64) (*spool, error) {
 
 var spoolName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// reserve promises size bytes to a name in all, or refuses.
-func (p *spool) reserve(name string, size int64) error {
+// reserve promises size bytes to a name of an owner in all, or refuses.
+func (p *spool) reserve(name, owner string, size int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	more := size - p.promised[name]
-	if more > 0 && p.used+more > p.quota {
+	more := size - p.promised[name].size
+	switch {
+	case more > 0 && p.used+more > p.quota:
 		return SpoolFull.New("The gateway's space for transfers is used up.")
+	case more > 0 && p.usedBy[owner]+more > p.share:
+		return SpoolFull.Newf("This owner's share of the gateway's space for transfers, which is %d bytes, is used up.", p.share)
 	}
-	p.promised[name] = size
-	p.used += more
+	p.promise(name, promise{owner, size})
 	return nil
+}
+
+// promise puts a promise in the place of what a name had. The caller holds mu.
+func (p *spool) promise(name string, to promise) {
+	was := p.promised[name]
+	p.used += to.size - was.size
+	p.usedBy[was.owner] -= was.size
+	p.usedBy[to.owner] += to.size
+	if p.usedBy[was.owner] == 0 {
+		delete(p.usedBy, was.owner)
+	}
+	p.promised[name] = to
+}
+
+// belongs says whose a file is that was found at the start.
+func (p *spool) belongs(name, owner string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.promise(name, promise{owner, p.promised[name].size})
 }
 
 // remove deletes the file of a name and takes its promise back. Downloads that
@@ -75,7 +103,7 @@ func (p *spool) remove(name string) error {
 		return err // it still takes its space
 	}
 	delete(p.leftover, name)
-	p.used -= p.promised[name]
+	p.promise(name, promise{})
 	delete(p.promised, name)
 	return nil
 }
@@ -113,6 +141,7 @@ const growBy = 8 << 20
 type spooled struct {
 	spool *spool
 	name  string
+	owner string
 	file  *os.File
 	hash  hash.Hash
 	size  int64
@@ -120,15 +149,15 @@ type spooled struct {
 	limit int64
 }
 
-// create makes the file of a name, for at most limit bytes.
-func (p *spool) create(name string, limit int64) (*spooled, error) {
+// create makes the file of a name of an owner, for at most limit bytes.
+func (p *spool) create(name, owner string, limit int64) (*spooled, error) {
 	f, err := os.OpenFile(p.path(name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, spoolError(err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return &spooled{spool: p, name: name, file: f, hash: sha256.New(), room: p.promised[name], limit: limit}, nil
+	return &spooled{spool: p, name: name, owner: owner, file: f, hash: sha256.New(), room: p.promised[name].size, limit: limit}, nil
 }
 
 // spoolError is the refusal for an error of the spool's disk.
@@ -148,7 +177,7 @@ func (w *spooled) Write(b []byte) (int, error) {
 	}
 	if after > w.room {
 		room := min(after+growBy, w.limit)
-		if err := w.spool.reserve(w.name, room); err != nil {
+		if err := w.spool.reserve(w.name, w.owner, room); err != nil {
 			return 0, err
 		}
 		w.room = room
@@ -180,7 +209,7 @@ func (w *spooled) finish() (size int64, sum string, err error) {
 	if err != nil {
 		return 0, "", spoolError(err)
 	}
-	return w.size, hex.EncodeToString(w.hash.Sum(nil)), w.spool.reserve(w.name, w.size)
+	return w.size, hex.EncodeToString(w.hash.Sum(nil)), w.spool.reserve(w.name, w.owner, w.size)
 }
 
 // abandon closes the file; removing it is left to [spool.remove].

@@ -83,6 +83,9 @@ const (
 type Limits struct {
 	FileBytes  int64 // of one file
 	SpoolBytes int64 // of all that waits in the spool
+	// SpoolPerOwner is how much of it one owner may have; 0 is all, where there is
+	// one owner.
+	SpoolPerOwner int64
 	// PerOwner is how many transfers of an owner may be pending or have a live
 	// link.
 	PerOwner int
@@ -104,7 +107,7 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
-		cmp.Or(l.FileBytes, DefaultFileBytes), cmp.Or(l.SpoolBytes, DefaultSpoolBytes), cmp.Or(l.PerOwner, DefaultPerOwner), cmp.Or(l.Jobs, DefaultJobs),
+		cmp.Or(l.FileBytes, DefaultFileBytes), cmp.Or(l.SpoolBytes, DefaultSpoolBytes), cmp.Or(l.SpoolPerOwner, l.SpoolBytes, DefaultSpoolBytes), cmp.Or(l.PerOwner, DefaultPerOwner), cmp.Or(l.Jobs, DefaultJobs),
 		cmp.Or(l.PerTicket, DefaultPerTicket), cmp.Or(l.Downloads, DefaultDownloads),
 		cmp.Or(l.TicketLife, DefaultTicketLife), cmp.Or(l.ImportTime, DefaultImportTime), cmp.Or(l.Stall, DefaultStall),
 	}
@@ -183,7 +186,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	s.dialer = safedial.New(dial)
 	s.client = s.dialer.Client()
 	var err error
-	if s.spool, err = openSpool(filepath.Join(o.Store.Dir(), spoolDir), s.limits.SpoolBytes); err != nil {
+	if s.spool, err = openSpool(filepath.Join(o.Store.Dir(), spoolDir), s.limits.SpoolBytes, s.limits.SpoolPerOwner); err != nil {
 		return nil, err
 	}
 	s.keys = keys{held: map[key]chan struct{}{}}
