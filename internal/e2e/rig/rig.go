@@ -53,6 +53,7 @@ type Home struct {
 	StateDir   string
 	Password   string // the owner's
 	MCPURL     string
+	Env        []string // further variables of its commands
 
 	t      testing.TB
 	binary string
@@ -120,6 +121,7 @@ func (h *Home) Configure(key string, value any) {
 func (h *Home) Command(args ...string) *exec.Cmd {
 	cmd := exec.Command(h.binary, args...)
 	cmd.Env = []string{"HOME=" + h.Dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + h.Dir}
+	cmd.Env = append(cmd.Env, h.Env...)
 	cmd.Dir = h.Dir
 	return cmd
 }
