@@ -19,7 +19,7 @@ func ScannedBytes(ctx context.Context, f *os.File, text string, limit int64) (in
 	if err != nil {
 		return 0, err
 	}
-	s := scanner{p: p, max: 1}
+	s := scanner{p: p, max: 1, buf: make([]byte, scanBuffer)}
 	out, err := s.file(ctx, f, info.Size(), position{}, limit)
 	return out.bytes, err
 }

@@ -28,6 +28,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"agentrelay/internal/direct"
@@ -54,6 +55,8 @@ type Service struct {
 
 	locks   locks
 	results results
+
+	scanners sync.Pool
 
 	crash func(step string) // tests end the process here
 }

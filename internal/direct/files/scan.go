@@ -30,6 +30,23 @@ type scanner struct {
 	scratch []byte
 }
 
+// scanner takes one that was used before, for its buffers.
+func (s *Service) scanner(p *pattern, most, context int) *scanner {
+	sc, ok := s.scanners.Get().(*scanner)
+	if !ok {
+		sc = &scanner{buf: make([]byte, scanBuffer)}
+	}
+	sc.p, sc.max, sc.context = p, most, context
+	return sc
+}
+
+// putBack keeps a scanner, unless it has met a long line.
+func (s *Service) putBack(sc *scanner) {
+	if len(sc.buf) == scanBuffer {
+		s.scanners.Put(sc)
+	}
+}
+
 // hit is a match with where it lies.
 type hit struct {
 	Match
@@ -64,9 +81,6 @@ func (s *scanner) file(ctx context.Context, f *os.File, size int64, from positio
 	p := &piece{s: s, f: f, size: size, line: from.line + 1, base: from.offset, skip: from.line}
 	if p.base > 0 && !p.lineStartsAt(p.base) { // the file was changed: count lines anew
 		p.base, p.line = 0, 1
-	}
-	if s.buf == nil {
-		s.buf = make([]byte, scanBuffer)
 	}
 	first := true
 	for {

@@ -12,9 +12,9 @@ import (
 	"agentrelay/internal/direct"
 )
 
-// maxWorkers is how many files a search reads at once, where there are that many
-// processors.
-const maxWorkers = 8
+// A search reads as many files at once as there are processors, within these
+// bounds: with more, those that are there wait for each other.
+const minWorkers, maxWorkers = 2, 8
 
 // searchAhead is how many files a search may be ahead of the first one whose
 // matches are not known yet.
@@ -117,11 +117,12 @@ func (q *search) run(ctx context.Context) (SearchDirectFilesOut, *position, erro
 		defer close(todo)
 		walked = q.walk(ctx, ordered, todo)
 	})
-	for range min(maxWorkers, 2*runtime.GOMAXPROCS(0)) {
+	for range max(minWorkers, min(maxWorkers, runtime.GOMAXPROCS(0))) {
 		group.Go(func() {
-			sc := scanner{p: q.pattern, max: q.limit + 1, context: q.context}
+			sc := q.s.scanner(q.pattern, q.limit+1, q.context)
+			defer q.s.putBack(sc)
 			for j := range todo {
-				q.scan(ctx, &sc, j)
+				q.scan(ctx, sc, j)
 			}
 		})
 	}
