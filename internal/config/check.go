@@ -62,6 +62,7 @@ func (r *reading) check(c *Config) {
 	each(r, "allowedOrigins", c.AllowedOrigins, originRule)
 	each(r, "allowedHosts", c.AllowedHosts, hostRule)
 	r.whole("audit.keepDays", c.Audit.KeepDays, 1, 36500)
+	r.backup(c)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	if r.lines["log.format"] > 0 {
 		r.oneOf("log.format", c.Log.Format, "text", "json")
@@ -239,6 +240,21 @@ func (r *reading) limits(c *Commands, t *Transfers) {
 	}
 	if t.SpoolBytes < t.MaxFileBytes {
 		r.bad("transfers.spoolBytes", "must not be smaller than transfers.maxFileBytes, which is %d", t.MaxFileBytes)
+	}
+}
+
+func (r *reading) backup(c *Config) {
+	b := &c.Backup
+	switch {
+	case b.Every == "off":
+	case !spanForm.MatchString(b.Every):
+		r.bad("backup.every", "must be a number and s, m, h or d, such as 1d or 12h, or off")
+	default:
+		b.every = r.span("backup.every", b.Every)
+	}
+	r.whole("backup.keep", b.Keep, 1, 10_000)
+	if b.Dir == c.StateDir {
+		r.bad("backup.dir", "must not be the state directory itself, of which a backup is made: name one in it, or better on another disk")
 	}
 }
 

@@ -58,6 +58,8 @@ type Config struct {
 	Audit Audit `json:"audit"`
 	// The database.
 	Store Store `json:"store"`
+	// Copies of everything that the gateway can't make again.
+	Backup Backup `json:"backup"`
 	// The rules for connections from the gateway to the internet.
 	Safedial Safedial `json:"safedial"`
 	// The log on standard error.
@@ -151,6 +153,21 @@ type Store struct {
 	// Whether the state directory may lie on a network file system, where a crash or a second machine can damage the database.
 	AllowNetworkFilesystem bool `json:"allowNetworkFilesystem" jsonschema:"default=false"`
 }
+
+// Backup is the "backup" key.
+type Backup struct {
+	// The directory of the backups; one on another disk survives the loss of this one. The default is backups in the state directory.
+	Dir string `json:"dir"`
+	// How often the running gateway makes one by itself: a number and s, m, h or d; off for never.
+	Every string `json:"every" jsonschema:"pattern=^([1-9][0-9]{0\\,5}[smhd]|off)$,default=1d"`
+	// How many of those that the gateway makes by itself are kept. Those that you make with gateway backup stay until you remove them.
+	Keep int `json:"keep" jsonschema:"minimum=1,maximum=10000,default=7"`
+
+	every time.Duration
+}
+
+// Interval is Every, parsed; 0 is never.
+func (b Backup) Interval() time.Duration { return b.every }
 
 // Safedial is the "safedial" key.
 type Safedial struct {

@@ -112,6 +112,7 @@ func blank() *Config {
 		AllowedOrigins:  []string{},
 		AllowedHosts:    []string{},
 		Audit:           Audit{KeepDays: 365},
+		Backup:          Backup{Every: "1d", Keep: 7},
 		Log:             Log{Level: "info"},
 		AllowedRoots:    []string{},
 		Direct:          Direct{Projects: []Project{}},
@@ -211,6 +212,7 @@ func (r *reading) complete(c *Config) {
 	if rest, ok := strings.CutPrefix(c.OwnerTokenFile, "file:"); ok {
 		c.OwnerTokenFile = rest
 	}
+	r.defaultPath("backup.dir", &c.Backup.Dir, func() (string, error) { return filepath.Join(c.StateDir, "backups"), nil })
 	r.defaultPath("ownerTokenFile", &c.OwnerTokenFile, func() (string, error) { return filepath.Join(c.StateDir, "owner.json"), nil })
 	if r.lines["publicBaseUrl"] == 0 {
 		c.PublicBaseURL = "http://127.0.0.1:" + strconv.Itoa(c.Port)

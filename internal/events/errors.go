@@ -119,6 +119,7 @@ const (
 	notPermitted   = "not_permitted"
 	targetRemoved  = "target_removed"
 	targetDisabled = "target_disabled"
+	restored       = "restored" // the state is that of a backup
 )
 
 var phrases = map[string]string{
@@ -138,6 +139,7 @@ var phrases = map[string]string{
 	peerStopped:        "the peer was stopped",
 	notPermitted:       "the owner does not allow it to the client that subscribed",
 	targetRemoved:      "the wake-up target is no longer in the config",
+	restored:           "the gateway was put back to a backup, and it may have been sent since that was made",
 	targetDisabled:     "the wake-up target is for another generation of the peer",
 }
 

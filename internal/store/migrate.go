@@ -24,6 +24,13 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("the database has schema %d, this gateway knows up to %d: run the newer gateway, or restore the backup made before the upgrade", e.Database, e.Binary)
 }
 
+// Upgrade is a migration that is about to be done.
+type Upgrade struct {
+	From, To int64
+	// Copy writes the database as it is now to a new file, on disk when it returns.
+	Copy func(ctx context.Context, path string) error
+}
+
 func migrate(ctx context.Context, db *sql.DB, o Options) error {
 	return migrateFS(ctx, db, o, migrations.FS)
 }
@@ -44,7 +51,12 @@ func migrateFS(ctx context.Context, db *sql.DB, o Options, files fs.FS) error {
 		return nil
 	}
 	if have > 0 {
-		if err := backupBefore(ctx, db, o, have, want); err != nil {
+		u := Upgrade{From: have, To: want, Copy: func(ctx context.Context, path string) error { return vacuumInto(ctx, db, path) }}
+		backup := o.BeforeUpgrade
+		if backup == nil {
+			backup = func(ctx context.Context, u Upgrade) error { return backupBefore(ctx, u, o) }
+		}
+		if err := backup(ctx, u); err != nil {
 			return err
 		}
 	}
@@ -60,16 +72,14 @@ func migrateFS(ctx context.Context, db *sql.DB, o Options, files fs.FS) error {
 	return nil
 }
 
-// backupBefore copies the database as it is before a migration. The copy is
-// consistent because VACUUM INTO reads one snapshot. It has its name only when
-// it is whole and on disk, for SQLite does not sync such a copy itself
-// (https://sqlite.org/lang_vacuum.html).
-func backupBefore(ctx context.Context, db *sql.DB, o Options, from, to int64) error {
+// backupBefore copies the database alone as it is before a migration. It has its
+// name only when it is whole and on disk.
+func backupBefore(ctx context.Context, u Upgrade, o Options) error {
 	dir := filepath.Join(o.Dir, "backups")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the backup directory: %w", err)
 	}
-	path := filepath.Join(dir, fmt.Sprintf("before-schema-%d-%s.db", to, o.Now().UTC().Format("20060102T150405.000Z")))
+	path := filepath.Join(dir, fmt.Sprintf("before-schema-%d-%s.db", u.To, o.Now().UTC().Format("20060102T150405.000Z")))
 	part := path + ".part"
 	leftovers, err := filepath.Glob(filepath.Join(dir, "*.part")) // of a crash; we hold the lock
 	if err != nil {
@@ -80,23 +90,17 @@ func backupBefore(ctx context.Context, db *sql.DB, o Options, from, to int64) er
 			return fmt.Errorf("removing an unfinished backup: %w", err)
 		}
 	}
-	if err := touchPrivate(part); err != nil {
-		return err
-	}
 	defer os.Remove(part)
-	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", part); err != nil {
-		return fmt.Errorf("backing up before the migration from schema %d: %w", from, err)
-	}
 	for _, step := range []func() error{
-		func() error { return syncPath(part) },
+		func() error { return u.Copy(ctx, part) },
 		func() error { return os.Rename(part, path) },
 		func() error { return syncPath(dir) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("storing the backup from before the migration: %w", err)
+			return fmt.Errorf("backing up before the migration from schema %d: %w", u.From, err)
 		}
 	}
-	o.Log.Info("backup written before migrating", "file", filepath.Base(path), "from", from, "to", to)
+	o.Log.Info("backup written before migrating", "file", filepath.Base(path), "from", u.From, "to", u.To)
 	return nil
 }
 

@@ -47,6 +47,9 @@ type Options struct {
 	// AllowNetworkFS opens a state directory on a network file system, where
 	// SQLite's write-ahead log cannot be trusted by two hosts.
 	AllowNetworkFS bool
+	// BeforeUpgrade makes the backup that a migration of data needs; when it fails
+	// nothing is migrated. nil copies the database alone to <dir>/backups.
+	BeforeUpgrade func(context.Context, Upgrade) error
 	// Log receives one line for each migration and each batch that had to be
 	// run again; nil discards them.
 	Log *slog.Logger
@@ -70,7 +73,7 @@ type Store struct {
 
 // Open locks the state directory, opens the database and applies the
 // migrations it lacks. When the schema is older than the binary a backup is
-// written to <dir>/backups first.
+// made first.
 //
 // It fails with [LockedError] when another process holds the directory, with
 // [SchemaError] when the database is newer than this binary, and with

@@ -76,7 +76,7 @@ func units(home string) []string {
 }
 
 func protected(c *config.Config) []string {
-	paths := []string{c.StateDir, c.OwnerTokenFile}
+	paths := []string{c.StateDir, c.OwnerTokenFile, c.Backup.Dir}
 	if c.File() != "" {
 		paths = append(paths, c.File())
 	}
