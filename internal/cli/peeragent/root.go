@@ -114,7 +114,7 @@ Exit codes: 0 done, 1 failed or refused, 2 bad usage.`,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%s", err) })
-	root.AddCommand(superviseCommand(env))
+	root.AddCommand(workerCommand(env), bulkCommand(env), superviseCommand(env), versionCommand(env))
 	root.AddCommand(peerCommands(env.peer())...)
 	return root
 }

@@ -13,14 +13,19 @@ package wire
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/commands"
+	"agentrelay/internal/direct/transfers"
 	"agentrelay/internal/fault"
 )
 
@@ -59,6 +64,18 @@ const (
 	SettleMethod = "agentrelay/placements/settle"
 )
 
+// PlacementParams are the arguments of both.
+type PlacementParams struct {
+	mcp.ParamsBase
+	transfers.Placement
+}
+
+// PlacementResult is the answer to both.
+type PlacementResult struct {
+	mcp.ResultBase
+	PlaceAnswer
+}
+
 // Settings is what a worker works by: the policy of its host, and how commands
 // run there. It is part of the first line of a gateway, and the file that a
 // worker gets which runs alone.
@@ -85,6 +102,62 @@ func (c Commands) Options() commands.Options {
 		RunningPerOwner: c.RunningPerOwner, RunningPerHost: c.RunningPerHost, OutputBytes: c.OutputBytes,
 		StoredBytes: c.StoredBytes, StoredFor: time.Duration(c.KeepDays) * 24 * time.Hour,
 	}}
+}
+
+// idForm is the form of the ids of hosts and projects.
+var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+
+// Check refuses settings that can't be meant.
+func (s *Settings) Check() error {
+	if !idForm.MatchString(s.HostID) {
+		return errors.New("hostId must be 1 to 64 letters, digits, _ or -")
+	}
+	seen := map[string]bool{}
+	for i := range s.Projects {
+		p := &s.Projects[i]
+		at := fmt.Sprintf("projects[%d]", i)
+		switch {
+		case !idForm.MatchString(p.ID):
+			return fmt.Errorf("%s.id must be 1 to 64 letters, digits, _ or -", at)
+		case seen[p.ID]:
+			return fmt.Errorf("%s.id is there twice", at)
+		case !rooted(p.Path):
+			return fmt.Errorf("%s.path must be absolute, or begin with ~/", at)
+		}
+		seen[p.ID] = true
+		if p.Name == "" {
+			p.Name = p.ID
+		}
+		switch p.CommandMode {
+		case "":
+			p.CommandMode = direct.Disabled
+		case direct.Disabled, direct.Registered, direct.Full:
+		default:
+			return fmt.Errorf("%s.commandMode must be disabled, registered or full", at)
+		}
+		for j, c := range p.Commands {
+			if c.Name == "" || len(c.Argv) == 0 || c.Argv[0] == "" {
+				return fmt.Errorf("%s.commands[%d] must have a name and an argv", at, j)
+			}
+		}
+	}
+	for name, paths := range map[string][]string{"allowedRoots": s.AllowedRoots, "protected": s.Protected} {
+		for i, p := range paths {
+			if !rooted(p) {
+				return fmt.Errorf("%s[%d] must be absolute, or begin with ~/", name, i)
+			}
+		}
+	}
+	c := s.Commands
+	if min(int64(c.RunningPerOwner), int64(c.RunningPerHost), c.OutputBytes, c.StoredBytes, int64(c.KeepDays)) < 0 {
+		return errors.New("no limit in commands may be negative")
+	}
+	return nil
+}
+
+// rooted reports a path that [Settings.Expand] makes absolute.
+func rooted(path string) bool {
+	return filepath.IsAbs(path) || path == "~" || path == "$HOME" || strings.HasPrefix(path, "~/") || strings.HasPrefix(path, "$HOME/")
 }
 
 // Expand replaces ~ and $HOME at the beginning of the paths by the home
@@ -201,6 +274,12 @@ func Absolute(dir string) (string, error) {
 		return "", err
 	}
 	return filepath.Join(home, strings.TrimPrefix(dir, "~/")), nil
+}
+
+// sentinels are the errors of placements that mean something to the gateway, by
+// the word that goes over the wire.
+func sentinels() map[string]error {
+	return map[string]error{"placement_withdrawn": transfers.ErrWithdrawn, "placement_unsettled": transfers.ErrUnsettled, "placement_busy": transfers.ErrBusy}
 }
 
 func line(v any) ([]byte, error) {

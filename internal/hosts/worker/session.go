@@ -1,0 +1,289 @@
+package worker
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentrelay/internal/fault"
+	"agentrelay/internal/hosts"
+	"agentrelay/internal/hosts/worker/wire"
+	"agentrelay/internal/tool"
+)
+
+// session is one worker, from its first line to its end.
+type session struct {
+	c       *Client
+	link    Transport
+	process *Process
+	mcp     *mcp.ClientSession
+	bulk    string // its socket
+	worker  hosts.Worker
+
+	lost     chan struct{} // closed when no answer will come any more
+	loseOnce sync.Once
+	said     complaint
+	readers  sync.WaitGroup
+}
+
+// start starts a worker and greets it.
+func (c *Client) start(ctx context.Context, link Transport) (_ *session, err error) {
+	process, err := link.Exec(ctx, c.o.Command("worker"))
+	if err != nil {
+		return nil, hosts.Unavailable.Newf("The worker on %s could not be started.", c.o.Name).Because(err)
+	}
+	s := &session{c: c, link: link, process: process, lost: make(chan struct{})}
+	s.readers.Go(func() { s.said.read(process.Stderr, c.o.Log) })
+	// Closing the process is what ends reading and writing.
+	stop := context.AfterFunc(ctx, func() { _ = process.Close() })
+	defer func() {
+		stop()
+		if err != nil {
+			_ = process.Close()
+			s.readers.Wait()
+		}
+	}()
+	out := bufio.NewReaderSize(process.Stdout, 64<<10)
+	reply, err := s.greet(out)
+	if err != nil {
+		return nil, c.notStarted(ctx, process, err)
+	}
+	if err := c.accept(reply); err != nil {
+		return nil, err
+	}
+	s.bulk = reply.Bulk
+	s.worker = hosts.Worker{Version: reply.Version, Outdated: reply.Protocol < c.o.protocol}
+	client := mcp.NewClient(&mcp.Implementation{Name: "agent-relay", Version: c.o.Version}, &mcp.ClientOptions{
+		Logger: slog.New(slog.DiscardHandler), Capabilities: &mcp.ClientCapabilities{},
+	})
+	for _, method := range []string{wire.CheckMethod, wire.SettleMethod} {
+		if err := mcp.AddSendingCustomMethod[*wire.PlacementParams, *wire.PlacementResult](client, method); err != nil {
+			return nil, err
+		}
+	}
+	transport := &mcp.IOTransport{Reader: io.NopCloser(out), Writer: process.Stdin, MaxLineLength: -1}
+	if s.mcp, err = client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: wire.MCP}); err != nil {
+		return nil, c.notStarted(ctx, process, err)
+	}
+	return s, nil
+}
+
+// newID is the id of a change, and a nonce.
+func newID() string {
+	id := make([]byte, 12)
+	rand.Read(id)
+	return hex.EncodeToString(id)
+}
+
+func (s *session) greet(out *bufio.Reader) (reply wire.Reply, err error) {
+	hello := wire.Hello{Protocol: s.c.o.protocol, Nonce: newID(), Gateway: s.c.o.Version, StateDir: s.c.o.StateDir, Settings: s.c.o.Settings}
+	if err := wire.WriteHello(s.process.Stdin, hello); err != nil {
+		return reply, err
+	}
+	return reply, wire.ReadAnswer(out, hello.Nonce, &reply)
+}
+
+// The exit statuses of a shell that finds no program, or one that it can't
+// execute.
+const (
+	exitNotFound      = 127
+	exitNotExecutable = 126
+)
+
+// exitTimeout is how long a process may take to say how it ended.
+const exitTimeout = 2 * time.Second
+
+// exitCode is that of a process whose output has ended; -1 if it doesn't say.
+func exitCode(p *Process) int {
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	select {
+	case err := <-ended:
+		var exit *ExitError
+		if errors.As(err, &exit) {
+			return exit.Code
+		}
+		if err == nil {
+			return 0
+		}
+	case <-time.After(exitTimeout):
+		_ = p.Close()
+		<-ended
+	}
+	return -1
+}
+
+// notStarted says why no worker answered.
+func (c *Client) notStarted(ctx context.Context, p *Process, cause error) error {
+	install := "Ask the owner to run: gateway hosts install " + c.o.ID
+	if ctx.Err() != nil {
+		return hosts.Unavailable.Newf("The worker on %s did not answer in time.", c.o.Name).Because(cause)
+	}
+	switch code := exitCode(p); code {
+	case exitNotFound:
+		return hosts.Unavailable.Newf("The worker is not installed: gateway hosts install %s", c.o.ID).WithHint(install).Because(cause)
+	case exitNotExecutable:
+		return hosts.Unavailable.Newf("The worker on %s can't be executed there: gateway hosts install %s", c.o.Name, c.o.ID).WithHint(install).Because(cause)
+	default:
+		return hosts.Unavailable.Newf("The worker on %s ended before it answered: gateway hosts check %s tells why.", c.o.Name, c.o.ID).
+			Because(fmt.Errorf("%w (exit status %d)", cause, code))
+	}
+}
+
+// accept checks the first line of a worker.
+func (c *Client) accept(reply wire.Reply) error {
+	install := "Ask the owner to run: gateway hosts install " + c.o.ID
+	if e := reply.Error; e != nil {
+		cause := fmt.Errorf("%s: %s", e.Code, e.Message)
+		switch e.Code {
+		case wire.CodeGatewayOutdated:
+			return hosts.Outdated.Newf("The worker on %s (version %s) is too new for this gateway.", c.o.Name, reply.Version).
+				WithHint("Ask the owner to update the gateway, or to run: gateway hosts install " + c.o.ID).Because(cause)
+		case wire.CodeBusy:
+			return hosts.Unavailable.Newf("Another worker on %s uses the same state directory and does not end.", c.o.Name).Because(cause)
+		case wire.CodeStateDir:
+			return hosts.Unavailable.Newf("The worker's state directory on %s can't be used: gateway hosts check %s tells why.", c.o.Name, c.o.ID).Because(cause)
+		}
+		return hosts.Unavailable.Newf("The worker on %s could not start: gateway hosts check %s tells why.", c.o.Name, c.o.ID).Because(cause)
+	}
+	if reply.Protocol < wire.Oldest(c.o.protocol) || reply.Protocol > c.o.protocol {
+		return hosts.Outdated.Newf("The worker on %s (version %s) is too old for this gateway.", c.o.Name, reply.Version).WithHint(install)
+	}
+	return nil
+}
+
+// lose ends the session: no call is made on it any more.
+func (s *session) lose() { s.loseOnce.Do(func() { close(s.lost) }) }
+
+// wait waits until no answer will come any more.
+func (s *session) wait() {
+	s.c.work.Go(func() {
+		_ = s.mcp.Wait()
+		s.lose()
+	})
+	select {
+	case <-s.lost:
+	case <-s.link.Done():
+	case <-s.c.ctx.Done():
+	}
+	s.lose()
+}
+
+// reason ends the process and says why the session was lost; nil when that was
+// the connection, or this process is done with it.
+func (s *session) reason() error {
+	code, alive := -1, false
+	select {
+	case <-s.link.Done():
+	case <-s.c.ctx.Done():
+	default:
+		_ = s.process.Stdin.Close()
+		code, alive = exitCode(s.process), true
+	}
+	_ = s.process.Close()
+	s.readers.Wait()
+	select {
+	case <-s.link.Done(): // it needn't be the first to show it
+		alive = false
+	default:
+	}
+	switch {
+	case !alive:
+		return nil
+	case code == wire.ExitReplaced:
+		return hosts.Unavailable.Newf("The worker on %s made way for another one: another gateway may use the same state directory there.", s.c.o.Name)
+	}
+	return hosts.Unavailable.Newf("The worker on %s has ended.", s.c.o.Name).Because(fmt.Errorf("exit status %d: %s", code, s.said.end()))
+}
+
+// retire has the worker end by itself.
+func (s *session) retire(most time.Duration) {
+	_ = s.process.Stdin.Close()
+	select {
+	case <-s.lost:
+	case <-time.After(most):
+	}
+}
+
+// errLost is the error of a call whose session was lost before the answer.
+var errLost = errors.New("the connection to the worker was lost")
+
+// call makes a call. The error is a refusal, that of ctx, errLost in a chain, or
+// one that says that the worker doesn't know what it was asked.
+func (s *session) call(ctx context.Context, name string, meta mcp.Meta, in, out any) error {
+	r, err := s.mcp.CallTool(ctx, &mcp.CallToolParams{Meta: meta, Name: name, Arguments: in})
+	if err != nil {
+		return s.broken(ctx, err)
+	}
+	text := ""
+	if len(r.Content) > 0 {
+		if t, ok := r.Content[0].(*mcp.TextContent); ok {
+			text = t.Text
+		}
+	}
+	if !r.IsError {
+		if err := json.Unmarshal([]byte(text), out); err != nil {
+			return fmt.Errorf("an answer of the worker can't be read: %w", err)
+		}
+		return nil
+	}
+	var e tool.Envelope
+	if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error.Code == "" {
+		return errors.New("a refusal of the worker can't be read")
+	}
+	f := e.Error
+	return (fault.Kind{Code: f.Code, Hint: f.Hint, Retryable: f.Retryable}).New(f.Message).Because(fmt.Errorf("on the worker, as %s", f.ID))
+}
+
+// broken sorts the errors of the SDK.
+func (s *session) broken(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var answered *jsonrpc.Error
+	if errors.As(err, &answered) && answered.Code != 0 {
+		return fmt.Errorf("the worker does not take the call: %w", err)
+	}
+	s.lose()
+	return fmt.Errorf("%w: %w", errLost, err)
+}
+
+// complaint is the end of what a worker says on its standard error.
+type complaint struct {
+	mu   sync.Mutex
+	last string
+}
+
+func (c *complaint) read(r io.Reader, log *slog.Logger) {
+	const most = 4 << 10
+	lines := bufio.NewReaderSize(r, most)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if text := tool.Shown(string(line), most); len(line) > 1 {
+			c.mu.Lock()
+			c.last = text
+			c.mu.Unlock()
+			log.Info("the worker says", "line", text)
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+func (c *complaint) end() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
