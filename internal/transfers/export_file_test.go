@@ -194,14 +194,15 @@ func wellFormed(t *testing.T, resp *http.Response, body string) {
 			t.Errorf("%s is missing", h)
 		}
 	}
-	if resp.StatusCode != 404 && resp.StatusCode != 416 {
+	kind, ok := map[int]fault.Kind{404: transfers.TicketUnknown, 416: transfers.RangeInvalid, 429: transfers.TooManyDownloads}[resp.StatusCode]
+	if !ok {
 		return
 	}
 	var e struct {
 		Error struct{ Code, Message, Hint string }
 	}
-	if err := json.Unmarshal([]byte(body), &e); err != nil || e.Error.Code == "" || e.Error.Hint == "" {
-		t.Errorf("the refusal is %q, %v", body, err)
+	if err := json.Unmarshal([]byte(body), &e); err != nil || e.Error.Code != kind.Code || e.Error.Hint != kind.Hint || e.Error.Message == "" {
+		t.Errorf("the refusal is %q, %v, want %s", body, err, kind.Code)
 	}
 	if resp.Header.Get("Content-Disposition") != "" {
 		t.Error("a refusal has the headers of a file")
@@ -502,7 +503,8 @@ func TestBoundsOfDownloads(t *testing.T) {
 	first := begun(t, f)
 	begun(t, f)
 	eventually(t, "two run", func() bool { return r.Running() == 2 })
-	resp, _ := fetch(t, "GET", f, "Range", "bytes=0-1")
+	resp, body := fetch(t, "GET", f, "Range", "bytes=0-1")
+	wellFormed(t, resp, body)
 	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("a third of one link: %d", resp.StatusCode)
 	}

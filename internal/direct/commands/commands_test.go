@@ -393,3 +393,25 @@ func TestRequestsThatNeverArrivedAreCounted(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestDirectoryThatIsGoneWhenTheCommandStarts: it was there when it was checked.
+func TestDirectoryThatIsGoneWhenTheCommandStarts(t *testing.T) {
+	h := newHost(t, func(h *host) {
+		h.options.Supervisor = []string{"/bin/sh", "-c", `rmdir "$0" && exec "$@"`, filepath.Join(h.project, "sub"), self(), "supervise"}
+	})
+	out := h.run("r", "echo ran", func(in *commands.RunDirectCommandIn) { in.CWD = new("sub") })
+	if out.State != record.Failed || out.Error == nil || out.Error.Code != commands.NoDirectory.Code || out.Error.Hint == "" {
+		t.Fatalf("got %+v, %+v", out.Receipt, out.Error)
+	}
+}
+
+func TestAServiceThatIsClosedRefuses(t *testing.T) {
+	h := newHost(t)
+	h.Close()
+	_, err := h.tryRun("r", "true")
+	refused(t, err, commands.CommandsClosed)
+	h.open()
+	if out := h.run("r", "true"); out.Duplicate || out.State != record.Exited {
+		t.Fatalf("the repeat: %+v", out.Receipt)
+	}
+}
