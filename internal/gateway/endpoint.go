@@ -46,6 +46,7 @@ type post struct {
 	beats   beats
 	rec     *record
 	reply   *reply
+	splices splices
 	body    []byte
 	version string          // of the MCP-Protocol-Version header
 	closed  context.Context // ends when the client is gone
@@ -164,7 +165,11 @@ func (g *Gateway) receive(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			err = forClient(p.rec, err)
 		}()
-		return next(ctx, method, req)
+		res, err = next(ctx, method, req)
+		if err == nil {
+			p.splices.hold(res)
+		}
+		return res, err
 	}
 }
 

@@ -89,7 +89,7 @@ func (rp *reply) Write(b []byte) (int, error) {
 	if !rp.committed {
 		rp.commit(rp.header, http.StatusOK)
 	}
-	if _, err := rp.w.Write(rp.complete(b)); err != nil {
+	if _, err := rp.w.Write(rp.post.splices.fill(rp.complete(b))); err != nil {
 		return 0, err
 	}
 	return len(b), nil
