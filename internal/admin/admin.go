@@ -16,6 +16,7 @@ import (
 	"io"
 	"log/slog"
 
+	"agentrelay/internal/backup"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
@@ -40,6 +41,8 @@ type Backend struct {
 	// Commands returns the commands of this machine; without a gateway it opens
 	// them when it is first called.
 	Commands func() (*commands.Service, error)
+	// Backups is how the config wants them.
+	Backups backup.Plan
 	// OwnerFile is the config's ownerTokenFile.
 	OwnerFile string
 	// Rand makes passwords and the ids of errors.

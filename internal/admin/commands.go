@@ -281,7 +281,7 @@ var table = []interface {
 }{
 	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
 	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets,
-	ListCommands, ShowCommand, CancelCommand, ListTransfers, RevokeTransfers, ResetPassword,
+	ListCommands, ShowCommand, CancelCommand, ListTransfers, RevokeTransfers, ResetPassword, MakeBackup,
 }
 
 func (c Command[In, Out]) label() string { return c.name }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"agentrelay/internal/backup"
 	"agentrelay/internal/config"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
@@ -30,7 +31,8 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 	if err != nil {
 		return nil, nil, fmt.Errorf("oauth.redirects: %w", err)
 	}
-	s, err := store.Open(ctx, store.Options{Dir: c.StateDir, Now: now, AllowNetworkFS: c.Store.AllowNetworkFilesystem, Log: log})
+	plan := backup.PlanOf(c, now)
+	s, err := store.Open(ctx, store.Options{Dir: c.StateDir, Now: now, AllowNetworkFS: c.Store.AllowNetworkFilesystem, BeforeUpgrade: plan.BeforeUpgrade, Log: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -52,7 +54,7 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 	})
 	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
 	b := &Backend{
-		Store: s, Mailbox: m, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
+		Store: s, Backups: plan, Mailbox: m, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
 		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient},
 			Permitted: []func(*store.Tx, string, principal.Set) error{files.NarrowClient}},
 	}

@@ -26,6 +26,8 @@ import (
 	"strconv"
 	"time"
 
+	"agentrelay/internal/backup"
+	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
 	"agentrelay/internal/events"
 	"agentrelay/internal/hosts/local"
@@ -70,6 +72,7 @@ type Gateway struct {
 	oauth     authorizationServer
 	clients   *oauth.Clients
 	mailbox   *mailbox.Service
+	agents    *channel.Agents
 	events    *events.Service
 	direct    *workspace
 	outbound  *http.Client // of metadata documents
@@ -77,6 +80,7 @@ type Gateway struct {
 	stopping  context.Context
 	stop      context.CancelFunc
 	beats     beats
+	backups   *backup.Schedule
 	drain     time.Duration // see drainTimeout
 	moreTools []tool.Tool   // of tests
 }
@@ -122,9 +126,8 @@ func New(ctx context.Context, o Options) (_ *Gateway, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	g.store, err = store.Open(ctx, store.Options{Dir: c.StateDir, Now: g.now, AllowNetworkFS: c.Store.AllowNetworkFilesystem, Log: g.log})
-	if err != nil {
-		return nil, fmt.Errorf("opening the state directory: %w", err)
+	if err = g.openStore(ctx); err != nil {
+		return nil, err
 	}
 	if err = g.listen(ctx); err != nil {
 		return nil, err
@@ -163,8 +166,9 @@ func (g *Gateway) build(ctx context.Context) error {
 	if err := g.buildDirect(ctx); err != nil {
 		return err
 	}
+	g.buildAgents()
 	g.mailbox = mailbox.New(mailbox.Options{
-		Store: g.store, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
+		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
 	})
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
 	if err != nil {

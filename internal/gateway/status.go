@@ -32,6 +32,7 @@ type Status struct {
 	Peers       Peers     `json:"peers"`
 	Events      Events    `json:"events"`
 	Projects    Projects  `json:"projects"`
+	Backups     Backups   `json:"backups"`
 	Warnings    []Warning `json:"warnings"`
 }
 
@@ -83,6 +84,7 @@ func (g *Gateway) Status(ctx context.Context) (Status, error) {
 	var foreign int
 	err := errors.Join(g.readSchema(ctx, &s), g.countClients(ctx, &s), g.countPeers(ctx, &s, &foreign), g.measureEvents(ctx, &s))
 	g.measureDirect(ctx, &s)
+	g.measureBackups(&s)
 	if foreign > 0 {
 		s.Warnings = append(s.Warnings, g.foreignWarning(foreign))
 	}

@@ -365,7 +365,7 @@ func TestExitCodes(t *testing.T) {
 		{"serv", ExitUsage, `did you mean "gateway serve"?`},
 		{"clients lsit", ExitUsage, `did you mean "gateway clients list"?`},
 		{"config chekc --config x", ExitUsage, `did you mean "gateway config check"?`},
-		{"frobnicate --now", ExitUsage, "the commands are clients, commands, config,"},
+		{"frobnicate --now", ExitUsage, "the commands are "},
 		{"status --verbose", ExitUsage, "unknown flag: --verbose"},
 		{"status --audit many", ExitUsage, "invalid argument"},
 		{"status --audit 1001", ExitUsage, "--audit must be from 0 to 1000"},
