@@ -27,7 +27,6 @@ import (
 	"time"
 
 	"agentrelay/internal/backup"
-	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
 	"agentrelay/internal/events"
 	"agentrelay/internal/hosts/local"
@@ -72,7 +71,6 @@ type Gateway struct {
 	oauth     authorizationServer
 	clients   *oauth.Clients
 	mailbox   *mailbox.Service
-	agents    *channel.Agents
 	events    *events.Service
 	direct    *workspace
 	outbound  *http.Client // of metadata documents
@@ -166,9 +164,8 @@ func (g *Gateway) build(ctx context.Context) error {
 	if err := g.buildDirect(ctx); err != nil {
 		return err
 	}
-	g.buildAgents()
 	g.mailbox = mailbox.New(mailbox.Options{
-		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
+		Store: g.store, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
 	})
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
 	if err != nil {
