@@ -218,16 +218,26 @@ func (g *Agents) Adopt(ctx context.Context, owner, hostID, agentID string) (Adop
 			return AdoptOut{}, err
 		}
 		g.o.Log.Warn("a capability did not reach its host and will when that is connected again", "host", hostID, "agent", agentID, "error", err)
-		out.Pending = "The host is not reached now."
-		if e := (*fault.Error)(nil); errors.As(err, &e) {
-			out.Pending = e.Message
-		}
+		out.Pending = pending(err)
 	}
 	err = store.Read(ctx, g.o.Store, func(r *store.Reader) error {
 		out.Agent, _, err = findAgent(r, hostID, agentID)
 		return err
 	})
 	return out, err
+}
+
+// pending says why a capability has not reached its host.
+func pending(err error) string {
+	var refusal *fault.Error
+	var setup *setupError
+	switch {
+	case errors.As(err, &refusal):
+		return refusal.Message
+	case errors.As(err, &setup):
+		return setup.reason
+	}
+	return "The host is not reached now."
 }
 
 // checkAgent is the canonical ids of an agent that a caller names.

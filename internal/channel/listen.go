@@ -52,7 +52,7 @@ func Listen(stateDir string) (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return &socket{UnixListener: l, path: path, info: info}, nil
+	return &socketListener{UnixListener: l, path: path, info: info}, nil
 }
 
 func publish(temporary, path string) (fs.FileInfo, error) {
@@ -111,8 +111,8 @@ func removeSame(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// socket is a listener that removes its own name, and never another's.
-type socket struct {
+// socketListener is a listener that removes its own name, and never another's.
+type socketListener struct {
 	*net.UnixListener
 	path   string
 	info   fs.FileInfo
@@ -120,7 +120,7 @@ type socket struct {
 }
 
 // Close implements [net.Listener].
-func (s *socket) Close() error {
+func (s *socketListener) Close() error {
 	s.remove.Do(func() { _ = removeSame(s.path, s.info) }) // one that was replaced stays
 	return s.UnixListener.Close()
 }

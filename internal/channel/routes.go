@@ -34,6 +34,33 @@ var routes = map[string]route{
 	messageRoute:         {},
 }
 
+// native is what the tools do for an agent: those that show mail show that of the
+// present generation of its peer.
+func native(box *mailbox.Service) map[string]tool.Call {
+	type who = principal.Principal
+	return map[string]tool.Call{
+		"register_peer": tool.Calls(box.RegisterPeer),
+		"list_peers":    tool.Calls(box.ListPeers),
+		"stop_peer":     tool.Calls(box.StopPeer),
+		"send_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.SendPeerMessageIn) (mailbox.SendPeerMessageOut, error) {
+			in.OwnGeneration = true
+			return box.SendPeerMessage(ctx, who, in)
+		}),
+		"list_peer_messages": tool.Calls(func(ctx context.Context, who who, in mailbox.ListPeerMessagesIn) (mailbox.ListPeerMessagesOut, error) {
+			in.OwnGeneration = true
+			return box.ListPeerMessages(ctx, who, in)
+		}),
+		"get_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.GetPeerMessageIn) (mailbox.GetPeerMessageOut, error) {
+			in.OwnGeneration = true
+			return box.GetPeerMessage(ctx, who, in)
+		}),
+		"ack_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.AckPeerMessageIn) (mailbox.AckPeerMessageOut, error) {
+			in.OwnGeneration = true
+			return box.AckPeerMessage(ctx, who, in)
+		}),
+	}
+}
+
 // complete adds the arguments of a registration that an agent can't choose, where
 // it has left them out. What is no object is left to the schema. Nothing is parsed
 // and written anew, so that a name which stands there twice is still seen.
@@ -76,7 +103,7 @@ func (s *Server) restrict(ctx context.Context, who Caller, toolName string, argu
 	}
 	var bound, found bool
 	err := store.Read(ctx, s.o.Store, func(q *store.Reader) (err error) {
-		bound, found, err = s.o.Peers.Bound(q, who.Owner, peerID, who.HostID, who.AgentID)
+		bound, found, err = mailbox.Lookup{}.Bound(q, who.Owner, peerID, who.HostID, who.AgentID)
 		return err
 	})
 	switch {

@@ -56,14 +56,6 @@ const (
 	maxConns = 512
 )
 
-// Peers is what the channel asks of the mailbox's directory.
-type Peers interface {
-	// OfAgent lists the peers of an agent, the active one first.
-	OfAgent(q store.Querier, owner, hostID, agentID string) ([]mailbox.AgentPeer, error)
-	// Bound reports whether a peer is bound to an agent, and whether it is there.
-	Bound(q store.Querier, owner, peerID, hostID, agentID string) (bound, found bool, err error)
-}
-
 // Dispatches takes messages to the chat that dispatched an agent.
 type Dispatches interface {
 	// Message stores a message and answers what becomes JSON. The messageId is the
@@ -84,16 +76,18 @@ func (c Caller) Principal() principal.Principal {
 	}
 }
 
-// ServerOptions says what a [Server] serves. Store and HostID are required.
+// ServerOptions says what a [Server] serves. Store, HostID and Mailbox are
+// required.
 type ServerOptions struct {
 	Store *store.Store
 	// HostID is the canonical id of the host whose agents come here.
 	HostID string
-	// Tools are those of the mailbox, with calls for native agents: they answer
-	// with mail of the present generation alone. Which of them are served, and for
-	// which peers, is decided here.
+	// Mailbox does the tools of peers.
+	Mailbox *mailbox.Service
+	// Tools are the definitions of the mailbox's tools, whose schemas hold here
+	// too. What they call is not used: an agent gets mail of its present generation
+	// alone. A tool that is missing is not served.
 	Tools []tool.Tool
-	Peers Peers
 	// Dispatches may be nil: then messages to chats are refused.
 	Dispatches Dispatches
 	// Now is the clock; nil means time.Now.
@@ -124,11 +118,14 @@ func NewServer(o ServerOptions) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{o: o, tools: map[string]tool.Tool{}, limits: limits{now: o.Now}}
-	for _, t := range append(slices.Clone(o.Tools), s.messageTool()) {
-		if _, served := routes[t.Name]; served {
+	calls := native(o.Mailbox)
+	for _, t := range o.Tools {
+		if call, served := calls[t.Name]; served {
+			t.Call = call
 			s.tools[t.Name] = t
 		}
 	}
+	s.tools[messageRoute] = s.messageTool()
 	s.instance = newID(o.Rand)
 	return s
 }
@@ -210,7 +207,7 @@ func (s *Server) self(w http.ResponseWriter, r *http.Request, rec *record) (any,
 	defer done()
 	me := self{HostID: who.HostID, AgentID: who.AgentID}
 	err = store.Read(r.Context(), s.o.Store, func(q *store.Reader) error {
-		me.Peers, err = s.o.Peers.OfAgent(q, who.Owner, who.HostID, who.AgentID)
+		me.Peers, err = mailbox.Lookup{}.OfAgent(q, who.Owner, who.HostID, who.AgentID)
 		return err
 	})
 	if len(me.Peers) > 0 {
