@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/attributes"
 )
 
 // replacement is one change of one file under its lock.
@@ -42,22 +43,28 @@ func (r *replacement) close() {
 
 // writable refuses files that must not be changed.
 func (r *replacement) writable() error {
+	return Writable(r.old, r.info, func() (*os.File, fs.FileInfo, error) { return openFile(r.p, os.O_WRONLY) })
+}
+
+// Writable refuses files that must not be changed: read_only_file, privileged_file,
+// and what reopen, which opens f anew for writing, is refused by the system.
+func Writable(f *os.File, info fs.FileInfo, reopen func() (*os.File, fs.FileInfo, error)) error {
 	switch {
-	case r.info.Mode().Perm()&0o222 == 0:
+	case info.Mode().Perm()&0o222 == 0:
 		return ReadOnlyFile.New("The file is read-only.")
-	case r.info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0:
+	case info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0:
 		return PrivilegedFile.New("The file is setuid or setgid.")
-	case hasCapabilities(r.old):
+	case attributes.HasCapabilities(f):
 		return PrivilegedFile.New("The file has file capabilities.")
 	}
-	f, _, err := openFile(r.p, os.O_WRONLY) // asks about access lists, owners and immutable files too
+	w, _, err := reopen() // asks about access lists, owners and immutable files too
 	if errors.Is(err, syscall.ETXTBSY) {
 		return nil // a program that runs can be replaced, though not written to
 	}
 	if err != nil {
 		return err
 	}
-	return f.Close()
+	return w.Close()
 }
 
 // commit puts the staged content in the file's place, with the file's mode
@@ -68,8 +75,8 @@ func (r *replacement) commit(ctx context.Context, st *staged, perm fs.FileMode) 
 	}
 	inPlace := direct.Links(r.info) > 1
 	if !inPlace {
-		err := adopt(st.file, r.old, r.info, perm)
-		if inPlace = errors.Is(err, errCannotKeep); err != nil && !inPlace {
+		err := attributes.Adopt(st.file, r.old, r.info, perm)
+		if inPlace = errors.Is(err, attributes.ErrCannotKeep); err != nil && !inPlace {
 			return err
 		}
 	}
@@ -129,26 +136,6 @@ func (r *replacement) unchanged(ctx context.Context) error {
 		return HashConflict.New("The file was changed by something else during the call.")
 	}
 	return nil
-}
-
-// errCannotKeep says that a new file would lose something of the old one.
-var errCannotKeep = errors.New("a new file can't have all that the old one has")
-
-// adopt gives a new file the owner, mode and extended attributes of the old.
-func adopt(file, old *os.File, info fs.FileInfo, perm fs.FileMode) error {
-	mine, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if want := ownerOf(info); ownerOf(mine) != want {
-		if err := file.Chown(want.uid, want.gid); err != nil {
-			return errCannotKeep
-		}
-	}
-	if err := file.Chmod(perm | info.Mode()&fs.ModeSticky); err != nil {
-		return err
-	}
-	return copyAttributes(file, old)
 }
 
 // renameNew renames within a directory unless the new name exists

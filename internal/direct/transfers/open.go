@@ -95,7 +95,7 @@ func (s *Service) rest(ctx context.Context, f *os.File) (fs.FileInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		if age := s.now().Sub(changedAt(info)); age < 0 || age >= tick {
+		if age := s.now().Sub(direct.ChangedAt(info)); age < 0 || age >= tick {
 			return info, nil
 		}
 		select {
@@ -138,7 +138,7 @@ func (c *content) unchanged() error {
 	if err != nil {
 		return c.fault(err)
 	}
-	if c.read != c.before.Size() || !same(now, c.before) || !changedAt(now).Equal(changedAt(c.before)) {
+	if c.read != c.before.Size() || !same(now, c.before) || !direct.ChangedAt(now).Equal(direct.ChangedAt(c.before)) {
 		return changed()
 	}
 	return nil

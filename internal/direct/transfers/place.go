@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/direct/attributes"
 	"agentrelay/internal/direct/files"
 )
 
@@ -183,7 +184,7 @@ func expect(ctx context.Context, p *direct.Place, expected *string) (target, err
 		err = files.HashConflict.New("The file's content is not the one with expectedSha256.")
 	}
 	if err == nil {
-		err = writable(f, info, func() (*os.File, fs.FileInfo, error) { return openPlain(p, os.O_WRONLY) })
+		err = files.Writable(f, info, func() (*os.File, fs.FileInfo, error) { return openPlain(p, os.O_WRONLY) })
 	}
 	if err != nil {
 		old.close()
@@ -233,7 +234,7 @@ func (w *placement) run(ctx context.Context, content io.Reader) error {
 	}
 	defer old.close()
 	err = w.stage(ctx, old, content)
-	if errors.Is(err, errCannotKeep) || err == nil && old.file != nil && direct.Links(old.info) > 1 {
+	if errors.Is(err, attributes.ErrCannotKeep) || err == nil && old.file != nil && direct.Links(old.info) > 1 {
 		return w.overwrite(ctx)
 	}
 	if err != nil {
@@ -324,7 +325,7 @@ func (w *placement) stage(ctx context.Context, old target, content io.Reader) er
 		return Corrupted.New("What arrived on the host is not what was sent.")
 	}
 	if old.file != nil {
-		if err := adopt(w.temp, old.file, old.info); err != nil {
+		if err := attributes.Adopt(w.temp, old.file, old.info, old.info.Mode().Perm()); err != nil {
 			return err
 		}
 	}

@@ -2,21 +2,10 @@ package transfers
 
 import (
 	"errors"
-	"io/fs"
 	"os"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// changedAt is when content or attributes of a file last changed.
-func changedAt(info fs.FileInfo) time.Time {
-	if s, ok := info.Sys().(*syscall.Stat_t); ok {
-		return time.Unix(s.Ctimespec.Unix())
-	}
-	return info.ModTime()
-}
 
 // clone makes a new file that shares the storage of f.
 func clone(f *os.File, path string) error {
