@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/oauth/redirect"
 )
 
@@ -28,7 +29,6 @@ const maxSocketPath = 103
 var (
 	projectID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	hostID    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
-	anyID     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	dnsName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
 	sshHost   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$`)
@@ -403,12 +403,12 @@ func (r *reading) wakeTargets(targets []WakeTarget) {
 		if id, ok := strings.CutPrefix(t.Owner, "local-owner:"); !ok || id == "" {
 			r.bad(k+".owner", `must be "local-owner:shared" with sharedOwner, else "local-owner:<clientId>"`)
 		}
-		r.matches(k+".peerId", t.PeerID, anyID, "must be a peer id: letters, digits, . _ : and -, at most 128")
+		r.matches(k+".peerId", t.PeerID, callerid.Form, "must be a peer id: letters, digits, . _ : and -, at most 128")
 		r.unique(k+".peerId", t.Owner+"\x00"+t.PeerID, peers)
 		if t.Generation < 1 {
 			r.bad(k+".generation", "must be the peer's generation, 1 or more: list_peers shows it")
 		}
-		r.matches(k+".routineId", t.RoutineID, anyID, "must be letters, digits, . _ : and -, at most 128")
+		r.matches(k+".routineId", t.RoutineID, callerid.Form, "must be letters, digits, . _ : and -, at most 128")
 		r.secret(k+".credentialFile", &t.CredentialFile)
 		r.oneOf(k+".scheme", t.Scheme, "bearer", "standard-webhooks")
 	}

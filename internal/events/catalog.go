@@ -3,9 +3,9 @@ package events
 import (
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"slices"
 
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
@@ -39,10 +39,6 @@ type eventType struct {
 	exists func(s *Service, q store.Querier, owner string, arguments map[string]string) error
 }
 
-// idPattern is the form of peer and route ids (tools.md); workspace ids are the
-// daemon's and can be anything short.
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
-
 // catalogue is what can be subscribed to, in the order of events/list.
 var catalogue = []eventType{
 	{
@@ -52,7 +48,7 @@ var catalogue = []eventType{
 				"The event carries ids and no text: read the message with get_peer_message {messageId, peerId} and mark it done with ack_peer_message. An event can arrive twice with the same eventId.",
 			Delivery: []string{"webhook"},
 			InputSchema: json.RawMessage(`{"type":"object","additionalProperties":false,"required":["peerId"],"properties":{` +
-				`"peerId":{"type":"string","pattern":"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$","description":"The peer whose new mail is announced: your own peerId, as you registered it."}}}`),
+				`"peerId":{"type":"string","pattern":"` + callerid.Pattern + `","description":"The peer whose new mail is announced: your own peerId, as you registered it."}}}`),
 			PayloadSchema: json.RawMessage(`{"type":"object","additionalProperties":false,"required":["eventId","messageId","peerId","generation"],"properties":{` +
 				`"eventId":{"type":"string","description":"The same as the event's own eventId."},` +
 				`"messageId":{"type":"string","format":"uuid","description":"The message, for get_peer_message and ack_peer_message."},` +
@@ -62,7 +58,7 @@ var catalogue = []eventType{
 		permission: principal.Mailbox,
 		required:   []string{"peerId"},
 		canonical: func(_ *Service, given map[string]string) (map[string]string, error) {
-			if !idPattern.MatchString(given["peerId"]) {
+			if !callerid.Valid(given["peerId"]) {
 				return nil, invalid("arguments.peerId", "must be a peer id: letters, digits, . _ : and -, at most 128")
 			}
 			return given, nil
@@ -86,7 +82,7 @@ var catalogue = []eventType{
 			Delivery: []string{"webhook"},
 			InputSchema: json.RawMessage(`{"type":"object","additionalProperties":false,"required":["workspaceId","routeId"],"properties":{` +
 				`"workspaceId":{"type":"string","minLength":1,"maxLength":128,"description":"The workspace of the agent, as list_workspaces shows it."},` +
-				`"routeId":{"type":"string","pattern":"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$","description":"The route that dispatches name; choose one that only you use."},` +
+				`"routeId":{"type":"string","pattern":"` + callerid.Pattern + `","description":"The route that dispatches name; choose one that only you use."},` +
 				`"hostId":{"type":"string","minLength":1,"maxLength":128,"description":"The host of the agent, as list_hosts shows it; left out, the local host."}}}`),
 			PayloadSchema: json.RawMessage(`{"type":"object","additionalProperties":false,` +
 				`"required":["kind","requestId","agentId","workspaceId","routeId","turnId","summary","readyForReply","terminalKind","acceptancePassed"],"properties":{` +
@@ -110,7 +106,7 @@ var catalogue = []eventType{
 			if n := len([]rune(given["workspaceId"])); n < 1 || n > 128 {
 				return nil, invalid("arguments.workspaceId", "must have 1 to 128 characters")
 			}
-			if !idPattern.MatchString(given["routeId"]) {
+			if !callerid.Valid(given["routeId"]) {
 				return nil, invalid("arguments.routeId", "must be letters, digits, . _ : and -, at most 128")
 			}
 			host, err := s.host(given["hostId"])

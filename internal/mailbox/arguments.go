@@ -2,7 +2,6 @@ package mailbox
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/fault"
 )
 
@@ -25,19 +25,14 @@ const (
 	MaxWaitMs        = 20000
 )
 
-// IDPattern is the form of peer ids and agent ids.
-const IDPattern = `^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`
-
-var idPattern = regexp.MustCompile(IDPattern)
-
 // invalid refuses the argument of that name, with the rule it broke.
 func invalid(argument, rule string) error {
 	return fault.InvalidArguments.New(argument + " " + rule)
 }
 
 func checkID(argument, id string) error {
-	if !idPattern.MatchString(id) {
-		return invalid(argument, "must be 1 to 128 characters: a letter or digit, then letters, digits or any of . _ : -")
+	if !callerid.Valid(id) {
+		return invalid(argument, callerid.Rule)
 	}
 	return nil
 }

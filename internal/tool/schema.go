@@ -14,6 +14,8 @@ import (
 	"bytes"
 	"regexp"
 	"strconv"
+
+	"agentrelay/internal/callerid"
 )
 
 // Schema is the part of JSON Schema 2020-12 that our tools use, and its order on
@@ -150,7 +152,7 @@ func (s *Schema) Matching(pattern *regexp.Regexp) *Schema {
 // The forms of strings, for [Schema.Matching]. Each is compiled once: one with a count takes tens of
 // kilobytes.
 var (
-	IDForm   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`) // of everything that callers name
+	IDForm   = callerid.Form // of everything that callers name
 	UUIDForm = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
 	HashForm = regexp.MustCompile(`^[0-9A-Fa-f]{64}$`) // SHA-256
 )

@@ -6,12 +6,12 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"agentrelay/internal/callerid"
 	host "agentrelay/internal/direct/transfers"
 	"agentrelay/internal/fault"
 )
@@ -29,18 +29,13 @@ const (
 	maxNameLength = 180 // characters of the name of a download
 )
 
-// IDPattern is the form of request ids.
-const IDPattern = `^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`
-
-var idPattern = regexp.MustCompile(IDPattern)
-
 func invalid(argument, rule string) error {
 	return fault.InvalidArguments.New(argument + " " + rule)
 }
 
 func checkRequestID(id string) error {
-	if !idPattern.MatchString(id) {
-		return invalid("requestId", "must be 1 to 128 characters: a letter or digit, then letters, digits or any of . _ : -")
+	if !callerid.Valid(id) {
+		return invalid("requestId", callerid.Rule)
 	}
 	return nil
 }

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"hash"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/commands/output"
 	"agentrelay/internal/direct/commands/record"
@@ -31,14 +31,9 @@ const (
 	MaxWaitMs        = 20_000
 )
 
-// IDPattern is the form of request ids and input ids.
-const IDPattern = `^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`
-
-var idPattern = regexp.MustCompile(IDPattern)
-
 func checkID(argument, id string) error {
-	if !idPattern.MatchString(id) {
-		return direct.Invalid(argument, "must be 1 to 128 characters: a letter or digit, then letters, digits or any of . _ : -")
+	if !callerid.Valid(id) {
+		return direct.Invalid(argument, callerid.Rule)
 	}
 	return nil
 }
