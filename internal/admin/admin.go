@@ -1,5 +1,5 @@
 // Package admin is the owner's commands: looking at and changing clients, peers,
-// messages, commands, transfers and the owner's password, from the owner's own command line.
+// agents, messages, commands, transfers and the owner's password, from the owner's own command line.
 //
 // It owns the table of these commands and the two ways to run one. While a
 // gateway runs, a command goes to it over a unix socket in the state directory;
@@ -17,6 +17,7 @@ import (
 	"log/slog"
 
 	"agentrelay/internal/backup"
+	"agentrelay/internal/channel"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
@@ -34,6 +35,8 @@ type Backend struct {
 	Clients *oauth.Clients
 	// Mailbox is the peers and messages.
 	Mailbox *mailbox.Service
+	// Agents is who may come over the channels of hosts.
+	Agents *channel.Agents
 	// Events is the subscriptions and deliveries.
 	Events *events.Service
 	// Transfers is the transfers of files.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"agentrelay/internal/backup"
+	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
@@ -53,8 +54,11 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 		return opened, err
 	})
 	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
+	agents := channel.NewAgents(channel.AgentsOptions{
+		Store: s, StateDir: c.StateDir, LocalHostID: local.ID(), LocalAliases: local.Aliases(), HostIDs: hostIDs(c), Rand: rand, Log: log,
+	})
 	b := &Backend{
-		Store: s, Backups: plan, Mailbox: m, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
+		Store: s, Backups: plan, Mailbox: m, Agents: agents, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
 		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient},
 			Permitted: []func(*store.Tx, string, principal.Set) error{files.NarrowClient}},
 	}

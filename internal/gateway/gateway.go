@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"agentrelay/internal/backup"
+	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
 	"agentrelay/internal/events"
 	"agentrelay/internal/hosts/local"
@@ -71,6 +72,7 @@ type Gateway struct {
 	oauth     authorizationServer
 	clients   *oauth.Clients
 	mailbox   *mailbox.Service
+	agents    *channel.Agents
 	events    *events.Service
 	direct    *workspace
 	outbound  *http.Client // of metadata documents
@@ -164,9 +166,11 @@ func (g *Gateway) build(ctx context.Context) error {
 	if err := g.buildDirect(ctx); err != nil {
 		return err
 	}
+	g.buildAgents()
 	g.mailbox = mailbox.New(mailbox.Options{
-		Store: g.store, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
+		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
 	})
+	g.direct.forwards = g.buildForwards()
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
 	if err != nil {
 		return fmt.Errorf("reading the owner's password: %w", err)
