@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path"
@@ -38,9 +39,12 @@ func newGuard(protected []string, project string) *guard {
 
 // protect adds a path that is protected with all that lies in it.
 func (g *guard) protect(p string) {
-	real := g.real(p)
+	real, there := g.real(p)
 	if rel, err := filepath.Rel(g.project, real); err == nil && filepath.IsLocal(rel) {
 		g.names = append(g.names, foldPath(rel))
+	}
+	if !there {
+		return
 	}
 	info, err := os.Stat(real)
 	if err != nil || g.ids[Identify(info)] {
@@ -54,10 +58,11 @@ func (g *guard) protect(p string) {
 }
 
 // real is evalExisting, which looks once at a directory that several paths lie in.
-func (g *guard) real(p string) string {
+// It reports whether something may be there.
+func (g *guard) real(p string) (_ string, there bool) {
 	dir, name := filepath.Split(filepath.Clean(p))
 	if name == "" {
-		return "/"
+		return "/", true
 	}
 	real, ok := g.evaluated[dir]
 	if !ok {
@@ -65,10 +70,11 @@ func (g *guard) real(p string) string {
 		g.evaluated[dir] = real
 	}
 	at := filepath.Join(real, name)
-	if info, err := os.Lstat(at); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		return evalExisting(at)
+	info, err := os.Lstat(at)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return evalExisting(at), true
 	}
-	return at
+	return at, !errors.Is(err, fs.ErrNotExist)
 }
 
 // protectIn adds the identities of what lies in a protected directory, and of the

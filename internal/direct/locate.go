@@ -119,7 +119,8 @@ func (h *Host) find(p *project) (string, *guard, error) {
 	return got, g, nil
 }
 
-// permits reports whether a project may lie in dir, which is canonical.
+// permits reports whether the config lets a project lie in dir, which is
+// canonical.
 func (h *Host) permits(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -127,11 +128,6 @@ func (h *Host) permits(dir string) error {
 	}
 	if !info.IsDir() {
 		return ProjectUnavailable.New("The project's path is not a directory.")
-	}
-	for _, path := range h.off {
-		if real, err := filepath.EvalSymlinks(path); err == nil && Inside(real, dir) {
-			return inProtected()
-		}
 	}
 	// dir has no links, so a root that it begins with has none either. It is tried
 	// first, for another root may lie on a file system that does not answer.
