@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/channel/capability"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
@@ -244,7 +245,7 @@ func pending(err error) string {
 func (g *Agents) checkAgent(hostID, agentID string) (string, string, error) {
 	agentID, ok := capability.AgentID(agentID)
 	if !ok {
-		return "", "", fault.InvalidArguments.New("The agent's id must begin with a letter or digit and have at most 128 letters, digits and the characters . _ : -")
+		return "", "", fault.InvalidArguments.New("The agent's id " + callerid.Rule + ".")
 	}
 	others := g.o.HostIDs()
 	switch {

@@ -25,6 +25,8 @@ import (
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
+
+	"agentrelay/internal/callerid"
 )
 
 const (
@@ -62,7 +64,6 @@ func (e *UnsafeError) Error() string { return e.Path + " " + e.Reason }
 var ErrMalformed = errors.New("the capability file has another form than this version writes")
 
 var (
-	idForm   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 	uuidForm = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
 	keyForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
 )
@@ -73,7 +74,7 @@ func AgentID(s string) (id string, ok bool) {
 	if uuidForm.MatchString(s) {
 		s = strings.ToLower(s)
 	}
-	return s, idForm.MatchString(s)
+	return s, callerid.Valid(s)
 }
 
 // IsUUID reports whether s is a UUID of any case.
