@@ -310,17 +310,20 @@ type collector struct {
 
 // take adds a file and reports whether the answer is full.
 func (c *collector) take(j *job) bool {
-	if j.protected {
-		c.out.Skipped.Protected++
-		return false
-	}
 	c.out.ScannedBytes += j.out.bytes
-	if j.err != nil {
-		c.out.Skipped.count(j.err)
+	behind := &position{path: j.path}
+	switch {
+	case j.protected:
+		c.out.Skipped.Protected++
+		c.rest = behind
 		return false
-	}
-	if j.out.binary {
+	case j.err != nil:
+		c.out.Skipped.count(j.err)
+		c.rest = behind
+		return false
+	case j.out.binary:
 		c.out.Skipped.Binary++
+		c.rest = behind
 		return false
 	}
 	c.out.ScannedFiles++
@@ -338,7 +341,7 @@ func (c *collector) take(j *job) bool {
 		c.bytes += h.size(j.path)
 		c.out.Matches = append(c.out.Matches, h.Match)
 	}
-	c.rest = &position{path: j.path}
+	c.rest = behind
 	if j.out.rest != nil {
 		c.rest = &position{j.path, j.out.rest.line, j.out.rest.offset}
 		return true
