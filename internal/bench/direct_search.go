@@ -118,10 +118,17 @@ func (w *workspace) search(q query) (lines int, err error) {
 	}
 }
 
-// searchPage decodes the structured content of an answer and nothing else, once.
-// The client of the MCP SDK decodes all of it several times: with it the client
-// would take longer for a page than the gateway, on the same processors.
-func (w *wire) searchPage(request []byte) (page files.SearchDirectFilesOut, err error) {
+// foundPage is a page of a search as far as the other sides are read: matches are
+// counted and not taken apart.
+type foundPage struct {
+	Matches    []json.RawMessage
+	NextCursor string
+}
+
+// searchPage reads the structured content of an answer and nothing else, once. The
+// client of the MCP SDK decodes all of it several times: with it the client would
+// take longer for a page than the gateway, on the same processors.
+func (w *wire) searchPage(request []byte) (page foundPage, err error) {
 	_, body, err := w.exchange(request)
 	if err != nil {
 		return page, err
