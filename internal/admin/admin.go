@@ -37,6 +37,8 @@ type Backend struct {
 	Mailbox *mailbox.Service
 	// Agents is who may come over the channels of hosts.
 	Agents *channel.Agents
+	// Hosts is the machines that are reached.
+	Hosts Hosts
 	// Events is the subscriptions and deliveries.
 	Events *events.Service
 	// Transfers is the transfers of files.

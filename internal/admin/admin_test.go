@@ -351,7 +351,7 @@ func TestSocketRefusesWhatItDoesNotKnow(t *testing.T) {
 		status                   int
 		code                     string
 	}{
-		{"unknown command", "POST", "/hosts.list", "{}", 422, "unknown_command"},
+		{"unknown command", "POST", "/no.such", "{}", 422, "unknown_command"},
 		{"GET", "GET", "/clients.list", "", 422, "unknown_command"},
 		{"unknown argument", "POST", "/clients.revoke", `{"client": "x"}`, 422, "invalid_arguments"},
 		{"no JSON", "POST", "/clients.revoke", `x`, 422, "invalid_arguments"},

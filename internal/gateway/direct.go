@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"agentrelay/internal/audit"
+	"agentrelay/internal/channel"
 	"agentrelay/internal/direct"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/local"
+	"agentrelay/internal/migrate"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
@@ -23,6 +25,8 @@ import (
 type workspace struct {
 	store     *store.Store
 	local     *local.Host
+	remotes   remotes
+	forwards  []*channel.Forward // of remotes, in their order
 	hosts     *hosts.Directory
 	transfers *transfers.Service
 	now       func() time.Time
@@ -32,11 +36,16 @@ type workspace struct {
 // crash has left is settled, and the owner's commands work.
 func (g *Gateway) buildDirect(ctx context.Context) error {
 	c := g.config
-	host, err := local.Open(local.Options{Config: c, Now: g.now, Log: g.log})
+	former, err := migrate.FormerOwners(ctx, g.store)
+	if err != nil {
+		return err
+	}
+	host, err := local.Open(local.Options{Config: c, FormerOwners: former, Now: g.now, Log: g.log})
 	if err != nil {
 		return fmt.Errorf("opening the Direct workspace: %w", err)
 	}
-	g.direct = &workspace{store: g.store, local: host, hosts: hosts.NewDirectory(host, local.Aliases()), now: g.now}
+	far := g.buildRemotes()
+	g.direct = &workspace{store: g.store, local: host, remotes: far, hosts: hosts.NewDirectory(host, local.Aliases(), far.directory()...), now: g.now}
 	share := int64(c.Transfers.SpoolBytes)
 	if !c.SharedOwner {
 		share /= 2 // so that one client can't take all of it
@@ -60,10 +69,11 @@ func (w *workspace) close(ctx context.Context) error {
 		return nil
 	}
 	w.local.Close()
-	if w.transfers == nil {
-		return nil
+	var err error
+	if w.transfers != nil {
+		err = w.transfers.Close(ctx)
 	}
-	return w.transfers.Close(ctx)
+	return errors.Join(err, w.remotes.close())
 }
 
 // Host implements [transfers.Hosts].

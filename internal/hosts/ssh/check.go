@@ -29,12 +29,12 @@ const (
 type Step struct {
 	// Name is settings, name, key, auth, shell or forward. Settings comes once for
 	// each setting that is not followed.
-	Name  string
-	State StepState
+	Name  string    `json:"name"`
+	State StepState `json:"state"`
 	// Detail says in one sentence what was found.
-	Detail string
+	Detail string `json:"detail"`
 	// Next is what to do about it; "" when there is nothing to do.
-	Next string
+	Next string `json:"next,omitempty"`
 }
 
 // checkTimeout bounds each thing that a check asks of a host it is logged in to.

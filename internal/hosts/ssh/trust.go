@@ -48,6 +48,10 @@ func (h *Host) OfferedKey(ctx context.Context) (key HostKey, known bool, changed
 	return v.hostKey(), v.failed == nil, v.changedFrom(), nil
 }
 
+// Reconsider has the host tried at once although its key had changed: another
+// process has put the key into known_hosts.
+func (h *Host) Reconsider() { nudge(h.trusted) }
+
 // look walks to the first machine whose key is not accepted, or to the host's.
 func (h *Host) look(ctx context.Context) (*verifier, error) {
 	if h.bad != nil {

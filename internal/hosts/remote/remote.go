@@ -1,0 +1,147 @@
+// Package remote is one machine that is reached over SSH, put together from the
+// owner's config: its connection (package ssh), its worker (package worker), and
+// what the owner's commands do with it.
+//
+// It promises that making one starts nothing, that a started one connects by
+// itself and goes on connecting until it is closed, and that closing it ends
+// everything it began here while commands there go on. It leaves to others the
+// channel of agents, the agent daemon, and who may call what.
+package remote
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path"
+	"time"
+
+	"agentrelay/internal/config"
+	"agentrelay/internal/direct"
+	"agentrelay/internal/hosts"
+	"agentrelay/internal/hosts/ssh"
+	"agentrelay/internal/hosts/worker"
+	"agentrelay/internal/hosts/worker/overssh"
+	"agentrelay/internal/hosts/worker/wire"
+)
+
+// Options says which machine, and how it is reached. Config and Host are
+// required.
+type Options struct {
+	Config *config.Config
+	// Host is its entry in Config.
+	Host config.Host
+	// Version is that of this program.
+	Version string
+	// SSH is how it is reached; its HostID, Target and Log are not used.
+	SSH ssh.Options
+	Now func() time.Time
+	Log *slog.Logger
+}
+
+// Host is one machine. It is safe for concurrent use.
+type Host struct {
+	*worker.Client
+	// SSH is its connection.
+	SSH  *ssh.Host
+	conf config.Host
+}
+
+var _ hosts.Host = (*Host)(nil)
+
+// New returns a host that is down. [Host.Close] must be called.
+func New(o Options) *Host {
+	conn := o.SSH
+	conn.HostID, conn.Target, conn.Now, conn.Log = o.Host.ID, o.Host.Target, o.Now, o.Log
+	h := &Host{SSH: ssh.New(conn), conf: o.Host}
+	h.Client = worker.New(worker.Options{
+		ID: o.Host.ID, Name: o.Host.Name, Links: overssh.Links(h.SSH), StateDir: o.Host.RemoteStateDir, Command: overssh.Command(o.Host.RemoteStateDir),
+		Settings: Settings(o.Config, o.Host), Version: o.Version, Now: o.Now, Log: o.Log,
+	})
+	h.SSH.OnChange(h.Client.LinkChanged)
+	return h
+}
+
+// Settings is what the worker on a host works by. How many commands run and what
+// is kept of them is as on the gateway's machine; their PATH is that of the login
+// shell there.
+func Settings(c *config.Config, host config.Host) wire.Settings {
+	limits := c.Commands
+	return wire.Settings{
+		Policy: direct.Policy{
+			HostID: host.ID, AllowedRoots: host.AllowedRoots, Protected: []string{host.RemoteStateDir}, Projects: Projects(host.Direct),
+		},
+		Commands: wire.Commands{
+			PassEnvironment: limits.PassEnvironment, RunningPerOwner: limits.RunningPerOwner, RunningPerHost: limits.RunningPerHost,
+			OutputBytes: int64(limits.OutputBytes), StoredBytes: int64(limits.StoredBytes), KeepDays: limits.KeepDays,
+		},
+	}
+}
+
+// Projects are the projects of a direct key of the config.
+func Projects(d config.Direct) []direct.Project {
+	var out []direct.Project
+	for _, conf := range d.Projects {
+		p := direct.Project{
+			ID: conf.ID, Name: conf.Name, Path: conf.Path, Read: conf.Read, Write: conf.Write, CommandMode: direct.CommandMode(conf.CommandMode),
+		}
+		for _, command := range conf.Commands {
+			p.Commands = append(p.Commands, direct.Command(command))
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// StateDir is the private directory of the gateway on that machine.
+func (h *Host) StateDir() string { return h.conf.RemoteStateDir }
+
+// PeerAgent is where agents find their program there.
+func (h *Host) PeerAgent() string { return worker.Program(h.conf.RemoteStateDir) }
+
+// Start connects in the background, until ctx ends or the host is closed.
+func (h *Host) Start(ctx context.Context) { h.SSH.Start(ctx) }
+
+// Close ends the worker and the connection.
+func (h *Host) Close() error {
+	h.Client.Close()
+	return h.SSH.Close()
+}
+
+// Check walks the way to the machine, step by step, on a connection of its own,
+// and on to what is installed there.
+func (h *Host) Check(ctx context.Context) []ssh.Step {
+	return h.SSH.CheckConnection(ctx)
+}
+
+// ErrOutside is the error of a path that leads out of the state directory.
+var ErrOutside = errors.New("the path leads out of the host's state directory")
+
+// WritePrivate puts a file of mode 0600 below the state directory there, whole or
+// not at all. Directories on the way are made with mode 0700; what is no private
+// directory, or is a link, is refused.
+func (h *Host) WritePrivate(ctx context.Context, relPath string, content []byte) error {
+	if path.IsAbs(relPath) || path.Clean(relPath) != relPath || relPath == ".." || len(relPath) > 2 && relPath[:3] == "../" {
+		return ErrOutside
+	}
+	link, err := h.SSH.Link(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = link.Run(ctx, ssh.Shell(writePrivate, h.conf.RemoteStateDir, relPath), content, 4<<10)
+	return err
+}
+
+// writePrivate takes the state directory and a path below it. A link in the place
+// of a directory has no -d without -h, and mv takes the place of one at the end.
+const writePrivate = `set -eu
+umask 077
+cd "$1"
+dir=$(dirname "$2")
+[ "$dir" = . ] || { mkdir -p "$dir"; [ -d "$dir" ] && [ ! -h "$dir" ]; }
+tmp="$2.$$.tmp"
+rm -f "$tmp"
+set -C
+cat >"$tmp"
+set +C
+sync "$tmp" 2>/dev/null || sync
+mv -f "$tmp" "$2"`
