@@ -345,6 +345,29 @@ func TestProjectBelowABareRepositoryIsNotWritten(t *testing.T) {
 	refused(t, err, direct.ProtectedPath)
 }
 
+// TestDirectoryBecomesGitsLater: with directories below it that were read long
+// before, and have not changed.
+func TestDirectoryBecomesGitsLater(t *testing.T) {
+	root := base(t)
+	dir := mkdir(t, root, "p")
+	put(t, dir+"/late/objects/x", "x")
+	put(t, dir+"/late/refs/x", "x")
+	check(t, os.Link(put(t, dir+"/late/hooks/post-update", "x"), dir+"/twin"))
+	put(t, dir+"/other", "x")
+	check(t, os.Link(dir+"/other", dir+"/other-twin"))
+	h := hostOf(root, dir)
+	time.Sleep(2500 * time.Millisecond) // what has changed just now is read again in any case
+	for _, path := range []string{"twin", "other"} {
+		_, err := find(open(t, h), path, direct.ToWrite)
+		check(t, err)
+	}
+	put(t, dir+"/late/HEAD", "ref: refs/heads/main")
+	_, err := find(open(t, h), "twin", direct.ToWrite)
+	refused(t, err, direct.ProtectedPath)
+	_, err = find(open(t, h), "other", direct.ToWrite)
+	check(t, err)
+}
+
 // TestFileBecomesGitsOwnLater: what was looked at once is looked at again.
 func TestFileBecomesGitsOwnLater(t *testing.T) {
 	root := base(t)

@@ -31,7 +31,8 @@ type identities struct {
 type listed struct {
 	id      FileID
 	changed time.Time
-	counts  bool // its files are among those looked for
+	within  bool // it was reached from one whose files count
+	counts  bool // its own files are among those looked for
 	files   []FileID
 	below   []string // directories in it, absolute
 	git     []string // directories of Git that a .git in it names, absolute
@@ -52,7 +53,8 @@ const (
 func (s *identities) hold(in where, info fs.FileInfo, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	unchanged := time.Since(s.began) < maxAge && ChangedAt(info).Before(s.began.Add(-settled))
+	// A directory becomes one of Git without a change of what lies in it.
+	unchanged := len(in.git) == 0 && time.Since(s.began) < maxAge && ChangedAt(info).Before(s.began.Add(-settled))
 	if !slices.Equal(in.all, s.in.all) || s.began.Before(since) && !unchanged {
 		s.in = in
 		s.look(in)
@@ -64,14 +66,14 @@ func (s *identities) look(in where) {
 	before, earlier := s.dirs, s.began
 	s.began, s.dirs, s.files = time.Now(), map[string]listed{}, map[FileID]bool{}
 	var visit func(dir string, counts bool)
-	visit = func(dir string, counts bool) {
+	visit = func(dir string, within bool) {
 		info, err := os.Lstat(dir)
 		if _, seen := s.dirs[dir]; seen || err != nil || !info.IsDir() {
 			return
 		}
 		l, ok := before[dir]
-		if !ok || l.id != Identify(info) || !l.changed.Equal(ChangedAt(info)) || !l.changed.Before(earlier.Add(-settled)) {
-			l = list(dir, info, counts)
+		if !ok || !l.still(info, within, earlier) {
+			l = list(dir, info, within)
 		}
 		s.dirs[dir] = l
 		for _, id := range l.files {
@@ -92,14 +94,21 @@ func (s *identities) look(in where) {
 	}
 }
 
+// still reports whether a directory that was read at a time would be read the same.
+// What a .git in it names can change by itself.
+func (l listed) still(info fs.FileInfo, within bool, read time.Time) bool {
+	return l.id == Identify(info) && l.within == within && len(l.git) == 0 &&
+		l.changed.Equal(ChangedAt(info)) && l.changed.Before(read.Add(-settled))
+}
+
 // list reads a directory. What can't be read, or went away, can't be shown by the
 // gateway either.
-func list(dir string, info fs.FileInfo, counts bool) listed {
+func list(dir string, info fs.FileInfo, within bool) listed {
 	entries, _ := os.ReadDir(dir)
 	has := func(name string) bool {
 		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name })
 	}
-	l := listed{id: Identify(info), changed: ChangedAt(info), counts: counts || isDotGit(filepath.Base(dir)) || isGit(has)}
+	l := listed{id: Identify(info), changed: ChangedAt(info), within: within, counts: within || isDotGit(filepath.Base(dir)) || isGit(has)}
 	for _, e := range entries {
 		at := filepath.Join(dir, e.Name())
 		switch {
