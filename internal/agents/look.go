@@ -1,0 +1,519 @@
+package agents
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"agentrelay/internal/agents/paseo"
+	"agentrelay/internal/fault"
+	"agentrelay/internal/principal"
+)
+
+// readBudget bounds what one read asks of a daemon and of its host.
+const readBudget = 15 * time.Second
+
+// maxPages is how many pages of a daemon one list looks through for what is
+// inside the roots.
+const maxPages = 25
+
+var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
+
+func checkRequestID(name, id string) error {
+	if !idForm.MatchString(id) {
+		return fault.InvalidArguments.New(name + " must be 1 to 128 characters: a letter or digit, then letters, digits or any of . _ : -")
+	}
+	return nil
+}
+
+func checkLimit(limit *int, standard int) (int, error) {
+	if limit == nil {
+		return standard, nil
+	}
+	if *limit < 1 || *limit > MaxLimit {
+		return 0, fault.InvalidArguments.Newf("limit must be 1 to %d", MaxLimit)
+	}
+	return *limit, nil
+}
+
+// within refuses a directory outside the roots of its host, and returns its
+// canonical path.
+func (s *Service) within(ctx context.Context, hostID, path string) (string, error) {
+	places, err := s.roots.Resolve(ctx, hostID, []string{path})
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case places[0].Path == "":
+		return "", PathNotAllowed.New("The directory is outside allowedRoots of this host, or is none.")
+	case !places[0].Directory:
+		return "", PathNotAllowed.New("There is no such directory on this host.")
+	}
+	return places[0].Path, nil
+}
+
+// inside asks once for many agents or workspaces which of them lie inside the
+// roots; the result has their canonical paths, "" for those outside.
+func (s *Service) inside(ctx context.Context, hostID string, paths []string) ([]string, error) {
+	if len(paths) == 0 {
+		return nil, nil
+	}
+	places, err := s.roots.Resolve(ctx, hostID, paths)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, len(paths))
+	for i, p := range places {
+		out[i] = p.Path
+	}
+	return out, nil
+}
+
+// agentOf reads an agent by its full id; one outside the roots does not exist for
+// callers. Its CWD is canonical.
+func (s *Service) agentOf(ctx context.Context, d Daemon, hostID, agentID string) (paseo.Agent, error) {
+	if agentID == "" || len(agentID) > MaxID {
+		return paseo.Agent{}, fault.InvalidArguments.Newf("agentId must have 1 to %d characters", MaxID)
+	}
+	a, err := d.FetchAgent(ctx, agentID)
+	if err != nil {
+		return paseo.Agent{}, refusal(ctx, err, hostID, false)
+	}
+	paths, err := s.inside(ctx, hostID, []string{a.CWD})
+	if err != nil {
+		return paseo.Agent{}, err
+	}
+	if paths[0] == "" {
+		return paseo.Agent{}, AgentNotFound.New("No agent of this id works inside allowedRoots of this host.")
+	}
+	a.CWD = paths[0]
+	return a, nil
+}
+
+// reading is a daemon, and the time that a read of it may take.
+func (s *Service) reading(ctx context.Context, hostID string) (Daemon, context.Context, context.CancelFunc, error) {
+	d, err := s.daemons.Daemon(hostID)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readBudget)
+	return d, ctx, cancel, nil
+}
+
+// ListProjects lists the daemon's projects inside the roots.
+func (s *Service) ListProjects(ctx context.Context, _ principal.Principal, in OnHost) (ListProjectsOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListProjectsOut{}, err
+	}
+	defer cancel()
+	all, err := d.ListProjects(ctx)
+	if err != nil {
+		return ListProjectsOut{}, refusal(ctx, err, in.HostID, false)
+	}
+	roots := make([]string, len(all))
+	for i, p := range all {
+		roots[i] = p.Root
+	}
+	paths, err := s.inside(ctx, in.HostID, roots)
+	out := ListProjectsOut{Projects: []Project{}, Scope: scopeOf(in.HostID)}
+	for i, path := range paths {
+		if p := all[i]; path != "" {
+			out.Projects = append(out.Projects, Project{p.ID, p.Name, p.Kind, path, in.HostID})
+		}
+	}
+	return out, err
+}
+
+func workspaceOf(w paseo.Workspace, cwd, hostID string) Workspace {
+	return Workspace{w.ID, w.ProjectID, cwd, w.Kind, w.Name, w.Title, w.Status, hostID}
+}
+
+// ListWorkspaces lists the active workspaces inside the roots.
+func (s *Service) ListWorkspaces(ctx context.Context, _ principal.Principal, in ListWorkspacesIn) (ListWorkspacesOut, error) {
+	limit, err := checkLimit(in.Limit, DefaultLimit)
+	if err != nil {
+		return ListWorkspacesOut{}, err
+	}
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListWorkspacesOut{}, err
+	}
+	defer cancel()
+	out := ListWorkspacesOut{Workspaces: []Workspace{}, Scope: scopeOf(in.HostID)}
+	q := paseo.WorkspaceQuery{ProjectID: in.ProjectID, Cursor: deref(in.Cursor)}
+	for range maxPages {
+		q.Limit = limit - len(out.Workspaces)
+		page, err := d.ListWorkspaces(ctx, q)
+		if err != nil {
+			return ListWorkspacesOut{}, listRefusal(ctx, err, in.HostID, in.Cursor)
+		}
+		dirs := make([]string, len(page.Workspaces))
+		for i, w := range page.Workspaces {
+			dirs[i] = w.Directory
+		}
+		paths, err := s.inside(ctx, in.HostID, dirs)
+		if err != nil {
+			return ListWorkspacesOut{}, err
+		}
+		for i, path := range paths {
+			if path != "" {
+				out.Workspaces = append(out.Workspaces, workspaceOf(page.Workspaces[i], path, in.HostID))
+			}
+		}
+		q.Cursor, out.NextCursor = page.NextCursor, page.NextCursor
+		if page.NextCursor == "" || len(out.Workspaces) >= limit {
+			break
+		}
+	}
+	return out, nil
+}
+
+// listRefusal is the refusal of a page: a cursor that the daemon does not take is
+// the caller's.
+func listRefusal(ctx context.Context, err error, hostID string, cursor *string) error {
+	var rejected *paseo.Rejected
+	if cursor != nil && errors.As(err, &rejected) {
+		return fault.InvalidCursor.New("cursor is none that this daemon gave, or it has forgotten it.").Because(err)
+	}
+	return refusal(ctx, err, hostID, false)
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// listCursor continues a list of agents.
+type listCursor struct {
+	Daemon string `json:"d"`
+	Newest string `json:"n"` // the latest change of the whole list, by the daemon's clock
+}
+
+func (c listCursor) String() string {
+	raw, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // strings always encode
+	}
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+func readListCursor(s *string) (c listCursor, err error) {
+	if s == nil {
+		return c, nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(*s)
+	if err != nil || json.Unmarshal(raw, &c) != nil || c.Daemon == "" {
+		return c, fault.InvalidCursor.New("cursor is none that list_agents gave.")
+	}
+	return c, nil
+}
+
+// ListAgents lists the agents inside the roots, latest change first. Those that
+// are outside take no place of those inside.
+func (s *Service) ListAgents(ctx context.Context, _ principal.Principal, in ListAgentsIn) (ListAgentsOut, error) {
+	limit, err := checkLimit(in.Limit, DefaultLimit)
+	if err != nil {
+		return ListAgentsOut{}, err
+	}
+	cursor, err := readListCursor(in.Cursor)
+	if err != nil {
+		return ListAgentsOut{}, err
+	}
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListAgentsOut{}, err
+	}
+	defer cancel()
+	below := ""
+	if in.CWD != "" {
+		if below, err = s.within(ctx, in.HostID, in.CWD); err != nil {
+			return ListAgentsOut{}, err
+		}
+	}
+	out := ListAgentsOut{Agents: []AgentInfo{}, Scope: scopeOf(in.HostID)}
+	q := paseo.AgentQuery{Statuses: in.Statuses, IncludeArchived: in.IncludeArchived, Cursor: cursor.Daemon}
+	for range maxPages {
+		q.Limit = limit - len(out.Agents)
+		page, err := d.FetchAgents(ctx, q)
+		if err != nil {
+			return ListAgentsOut{}, listRefusal(ctx, err, in.HostID, in.Cursor)
+		}
+		more, err := s.insideAgents(ctx, in.HostID, page.Agents)
+		if err != nil {
+			return ListAgentsOut{}, err
+		}
+		for _, a := range page.Agents {
+			cursor.Newest = max(cursor.Newest, a.UpdatedAt)
+		}
+		for _, a := range more {
+			if (below == "" || isBelow(a.CWD, below)) && recent(a.UpdatedAt, cursor.Newest, in.SinceHours) {
+				out.Agents = append(out.Agents, infoOf(a, in.HostID))
+			}
+		}
+		q.Cursor, cursor.Daemon, out.NextCursor = page.NextCursor, page.NextCursor, ""
+		if page.NextCursor == "" {
+			break
+		}
+		out.NextCursor = cursor.String()
+		if len(out.Agents) >= limit {
+			break
+		}
+	}
+	return out, nil
+}
+
+// insideAgents keeps the agents inside the roots, with canonical directories.
+func (s *Service) insideAgents(ctx context.Context, hostID string, all []paseo.Agent) ([]paseo.Agent, error) {
+	dirs := make([]string, len(all))
+	for i, a := range all {
+		dirs[i] = a.CWD
+	}
+	paths, err := s.inside(ctx, hostID, dirs)
+	var kept []paseo.Agent
+	for i, path := range paths {
+		if path != "" {
+			a := all[i]
+			a.CWD = path
+			kept = append(kept, a)
+		}
+	}
+	return kept, err
+}
+
+// recent compares two times of one daemon.
+func recent(updatedAt, newest string, hours int) bool {
+	if hours == 0 {
+		return true
+	}
+	a, errA := time.Parse(time.RFC3339, updatedAt)
+	b, errB := time.Parse(time.RFC3339, newest)
+	return errA != nil || errB != nil || b.Sub(a) <= time.Duration(hours)*time.Hour
+}
+
+// isBelow reports whether a clean path is root or lies below it.
+func isBelow(path, root string) bool {
+	return path == root || strings.HasPrefix(path, strings.TrimSuffix(root, "/")+"/")
+}
+
+// The labels that say which dispatch created an agent.
+const (
+	requestLabel  = "agentRelayRequestId"
+	dispatchLabel = "agentRelayDispatch" // a UUID of the dispatch: requestIds are an owner's own
+	formerLabel   = "dotRequestId"       // of the gateway before this one
+)
+
+func infoOf(a paseo.Agent, hostID string) AgentInfo {
+	request := a.Labels[requestLabel]
+	if request == "" {
+		request = a.Labels[formerLabel]
+	}
+	return AgentInfo{
+		ID: a.ID, Title: a.Title, Provider: a.Provider, Model: a.Model, Status: a.Status, CWD: a.CWD, WorkspaceID: a.WorkspaceID,
+		Labels: a.Labels, CurrentModeID: a.ModeID, RequestID: request, PendingCount: len(a.PendingPermissions),
+		RequiresAttention: a.RequiresAttention, AttentionReason: a.AttentionReason, LastError: shownText(a.LastError, 1000),
+		CreatedAt: a.CreatedAt, UpdatedAt: a.UpdatedAt, LastUserMessageAt: a.LastUserMessageAt, ArchivedAt: a.ArchivedAt, HostID: hostID,
+	}
+}
+
+func permissionsOf(a paseo.Agent) []json.RawMessage {
+	out := []json.RawMessage{}
+	for _, p := range a.PendingPermissions {
+		out = append(out, p.Raw)
+	}
+	return out
+}
+
+// GetAgentStatus reads one agent; it loads nothing.
+func (s *Service) GetAgentStatus(ctx context.Context, _ principal.Principal, in AgentIn) (GetAgentStatusOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return GetAgentStatusOut{}, err
+	}
+	defer cancel()
+	a, err := s.agentOf(ctx, d, in.HostID, in.AgentID)
+	if err != nil {
+		return GetAgentStatusOut{}, err
+	}
+	snap := Snapshot{AgentInfo: infoOf(a, in.HostID), Turn: a.Turn, PendingPermissions: permissionsOf(a)}
+	if a.Turn == paseo.TurnActive {
+		snap.ActiveTurn = &ActiveTurn{a.TurnID, a.TurnStartedAt}
+	}
+	return GetAgentStatusOut{a.Status, snap, in.HostID}, nil
+}
+
+// ListProfiles lists the daemon's agent profiles.
+func (s *Service) ListProfiles(ctx context.Context, _ principal.Principal, in OnHost) (ListProfilesOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListProfilesOut{}, err
+	}
+	defer cancel()
+	all, err := d.ListProfiles(ctx)
+	return ListProfilesOut{shown(all), in.HostID}, refusal(ctx, err, in.HostID, false)
+}
+
+// ListProviders lists the kinds of agents that the daemon can run.
+func (s *Service) ListProviders(ctx context.Context, _ principal.Principal, in OnHost) (ListProvidersOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListProvidersOut{}, err
+	}
+	defer cancel()
+	all, err := d.ListProviders(ctx, "")
+	out := ListProvidersOut{Providers: []Provider{}, HostID: in.HostID}
+	for _, p := range all {
+		out.Providers = append(out.Providers, Provider{p.ID, p.Label, p.Description, p.Enabled, p.Status, shownText(p.Error, 500), shown(p.Modes)})
+	}
+	return out, refusal(ctx, err, in.HostID, false)
+}
+
+// ListModels lists the models of a provider.
+func (s *Service) ListModels(ctx context.Context, _ principal.Principal, in ListModelsIn) (ListModelsOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListModelsOut{}, err
+	}
+	defer cancel()
+	all, err := d.ListModels(ctx, in.Provider, "")
+	raw := make([]json.RawMessage, len(all))
+	for i, m := range all {
+		raw[i] = m.Raw
+	}
+	return ListModelsOut{in.Provider, shown(raw), in.HostID}, refusal(ctx, err, in.HostID, false)
+}
+
+// InspectProvider reads how a provider would run with some settings.
+func (s *Service) InspectProvider(ctx context.Context, _ principal.Principal, in InspectProviderIn) (map[string]any, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	cwd, err := s.within(ctx, in.HostID, in.CWD)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := d.InspectProvider(ctx, paseo.ProviderInspection{Provider: in.Provider, CWD: cwd, Settings: in.Settings})
+	if err != nil {
+		return nil, refusal(ctx, err, in.HostID, false)
+	}
+	out, ok := withoutPaths(raw).(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("the daemon answered inspect_provider with no object")
+	}
+	out["hostId"] = in.HostID
+	return out, nil
+}
+
+// shown is what a daemon sent, without paths of its machine.
+func shown(raw []json.RawMessage) []any {
+	out := []any{}
+	for _, r := range raw {
+		if v := withoutPaths(r); v != nil {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// machinePath is a text that is nothing but a path into a machine.
+var machinePath = regexp.MustCompile(`^(~|[A-Za-z]:)?[/\\][^/\\\s]+[/\\][^\n]*$`)
+
+// withoutPaths decodes JSON and leaves out every member and item that is nothing
+// but an absolute path. What is no JSON is nil.
+func withoutPaths(raw json.RawMessage) any {
+	var v any
+	if json.Unmarshal(raw, &v) != nil {
+		return nil
+	}
+	return pathless(v)
+}
+
+func pathless(v any) any {
+	isPath := func(v any) bool {
+		s, ok := v.(string)
+		return ok && machinePath.MatchString(s)
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for k, member := range v {
+			if isPath(member) {
+				delete(v, k)
+			} else {
+				v[k] = pathless(member)
+			}
+		}
+	case []any:
+		v = slices.DeleteFunc(v, isPath)
+		for i := range v {
+			v[i] = pathless(v[i])
+		}
+		return v
+	}
+	return v
+}
+
+// maxActivity is how much of an agent's activity is answered, in bytes.
+const maxActivity = 256 << 10
+
+// GetAgentActivity reads the daemon's own summary of what an agent did. It makes
+// the daemon load the agent.
+func (s *Service) GetAgentActivity(ctx context.Context, _ principal.Principal, in GetAgentActivityIn) (GetAgentActivityOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return GetAgentActivityOut{}, err
+	}
+	defer cancel()
+	if _, err := s.agentOf(ctx, d, in.HostID, in.AgentID); err != nil {
+		return GetAgentActivityOut{}, err
+	}
+	if err := s.lookFirst(ctx, d, in.HostID, in.AgentID); err != nil {
+		return GetAgentActivityOut{}, err
+	}
+	a, err := d.AgentActivity(ctx, in.AgentID, in.Limit)
+	if err != nil {
+		return GetAgentActivityOut{}, refusal(ctx, err, in.HostID, false)
+	}
+	out := GetAgentActivityOut{AgentID: in.AgentID, UpdateCount: a.Updates, CurrentModeID: a.ModeID, Content: a.Content, HostID: in.HostID}
+	if n := len(a.Content); n > maxActivity {
+		out.Content, out.Truncated = strings.ToValidUTF8(a.Content[n-maxActivity:], ""), true
+	}
+	return out, nil
+}
+
+// ListPendingPermissions lists what agents inside the roots ask.
+func (s *Service) ListPendingPermissions(ctx context.Context, _ principal.Principal, in OnHost) (ListPendingPermissionsOut, error) {
+	d, ctx, cancel, err := s.reading(ctx, in.HostID)
+	if err != nil {
+		return ListPendingPermissionsOut{}, err
+	}
+	defer cancel()
+	out := ListPendingPermissionsOut{Permissions: []PendingPermission{}, Scope: scopeOf(in.HostID)}
+	for q := (paseo.AgentQuery{}); ; {
+		page, err := d.FetchAgents(ctx, q)
+		if err != nil {
+			return ListPendingPermissionsOut{}, refusal(ctx, err, in.HostID, false)
+		}
+		asking := slices.DeleteFunc(page.Agents, func(a paseo.Agent) bool { return len(a.PendingPermissions) == 0 })
+		if asking, err = s.insideAgents(ctx, in.HostID, asking); err != nil {
+			return ListPendingPermissionsOut{}, err
+		}
+		for _, a := range asking {
+			for _, p := range a.PendingPermissions {
+				out.Permissions = append(out.Permissions, PendingPermission{a.ID, a.Status, p.Raw, in.HostID})
+			}
+		}
+		if q.Cursor = page.NextCursor; q.Cursor == "" {
+			return out, nil
+		}
+	}
+}
