@@ -14,8 +14,8 @@ func messageCommand(env peerEnv) *cobra.Command {
 		use: "message --request-id ID", short: "Write to the chat that gave this agent its task",
 		long: textHelp + `
 Use --kind needs_input to ask for something that you can't go on without, and end your turn
-then. When the answer's code is outcome_unknown, or no answer came at all, repeat the same
-command with --message-id and the messageId of the answer: then it is sent once.`,
+then. When the answer's code is outcome_unknown, repeat the same command with --message-id and
+the messageId of that answer: the message is stored once.`,
 		example: `  peer-agent message --request-id fix-login --text "Half of the tests pass now."
   peer-agent message --request-id fix-login --kind needs_input --text "Which database is it?"`,
 		id: &messageID,

@@ -13,9 +13,10 @@ func sendCommand(env peerEnv) *cobra.Command {
 	cmd = env.command(peerCommand{
 		use: "send --to PEER", short: "Send a message to a peer",
 		long: textHelp + `
-When the answer's code is outcome_unknown, or no answer came at all, repeat the same command
-with --message-id and the messageId of the answer: then it is sent once. That a message is
-stored does not say that anybody has read it.`,
+When the answer's code is outcome_unknown, repeat the same command with --message-id and the
+messageId of that answer: the message is stored once. Choose --message-id yourself, a new UUID,
+to be able to repeat the command when you saw no answer. That
+a message is stored does not say that anybody has read it.`,
 		example: `  peer-agent send --to chat-main --text "The build is green."
   git log -1 | peer-agent send --to chat-main
   peer-agent send --to chat-main --reply-to b0bd3f0e-08d7-4bf6-9764-58e8ef83f85a --text "Yes."`,
