@@ -33,6 +33,7 @@ func newGuard(protected []string, project string) *guard {
 	for _, p := range protected {
 		g.protect(p)
 	}
+	g.protectMounted(mounts())
 	g.inGit = liesInGit(project)
 	return g
 }
@@ -80,7 +81,7 @@ func (g *guard) real(p string) (_ string, there bool) {
 // protectIn adds the identities of what lies in a protected directory, and of the
 // directories one level further down: a part of it can be mounted into a project,
 // where no parent tells what it is. Further down are only records, whose number
-// grows for ever.
+// grows for ever; for them there is the table of mounts.
 func (g *guard) protectIn(dir string, inner bool) {
 	entries, _ := os.ReadDir(dir) // what the gateway's user can't list it doesn't show either
 	for _, e := range entries {
@@ -116,6 +117,9 @@ func (g *guard) add(info fs.FileInfo) {
 // protectsProject reports whether the project's own directory is protected or
 // lies in a directory that is, by whatever path it was reached.
 func (g *guard) protectsProject() bool {
+	if slices.Contains(g.names, ".") {
+		return true
+	}
 	for dir := g.project; ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(dir); err == nil && g.ids[Identify(info)] {
 			return true

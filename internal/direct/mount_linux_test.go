@@ -24,10 +24,10 @@ func bind(t *testing.T, source, target string) bool {
 func TestPartsOfTheStateDirectoryAreProtectedWhereverTheyAreMounted(t *testing.T) {
 	root := base(t)
 	dir, state := mkdir(t, root, "p"), mkdir(t, root, "state")
-	parts := []string{"direct", "direct/commands", "direct/files", "transfer-spool", "gateway.db", "bin"}
+	parts := []string{"direct", "direct/commands", "direct/commands/deep/er", "direct/commands/deep/file", "direct/files", "transfer-spool", "gateway.db", "bin"}
 	for _, part := range parts {
 		at := filepath.Join(dir, filepath.Base(part))
-		if part == "gateway.db" {
+		if part == "gateway.db" || filepath.Base(part) == "file" {
 			put(t, filepath.Join(state, part), "secret")
 			put(t, at, "")
 		} else {
@@ -44,7 +44,7 @@ func TestPartsOfTheStateDirectoryAreProtectedWhereverTheyAreMounted(t *testing.T
 		return
 	}
 	tree := open(t, hostOf(root, dir, state))
-	for _, path := range []string{"direct", "direct/x", "commands/x", "files/x", "transfer-spool/x", "gateway.db", "bin/x", "spool/new"} {
+	for _, path := range []string{"direct", "direct/x", "commands/x", "er", "er/x", "er/new", "file", "files/x", "transfer-spool/x", "gateway.db", "bin/x", "spool/new"} {
 		for _, access := range []direct.Access{direct.ToRead, direct.ToWrite} {
 			_, err := find(tree, path, access)
 			refused(t, err, direct.ProtectedPath)
@@ -55,12 +55,12 @@ func TestPartsOfTheStateDirectoryAreProtectedWhereverTheyAreMounted(t *testing.T
 func TestProjectThatIsAMountOfTheStateDirectoryIsUnavailable(t *testing.T) {
 	root := base(t)
 	state := mkdir(t, root, "state")
-	mkdir(t, state, "direct", "commands")
+	mkdir(t, state, "direct", "commands", "deep", "er")
 	dir := mkdir(t, root, "p")
 	if !bind(t, state, dir) {
 		return
 	}
-	for _, project := range []string{dir, dir + "/direct", dir + "/direct/commands"} {
+	for _, project := range []string{dir, dir + "/direct", dir + "/direct/commands", dir + "/direct/commands/deep/er"} {
 		h := hostOf(root, project, state)
 		_, err := h.Open("p", direct.Read)
 		refused(t, err, direct.ProjectUnavailable)
