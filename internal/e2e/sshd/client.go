@@ -145,8 +145,10 @@ func (c *Client) Agent(keys ...*Key) {
 		}
 	}
 	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience)) // unix sockets have deadlines
+	held := agent.NewClient(conn)
 	for _, k := range keys {
-		if err := agent.NewClient(conn).Add(agent.AddedKey{PrivateKey: k.private}); err != nil {
+		if err := held.Add(agent.AddedKey{PrivateKey: k.private}); err != nil {
 			c.t.Fatal(err)
 		}
 	}

@@ -140,6 +140,30 @@ func (s *Server) NewHostKey() {
 	s.HostKey = public
 }
 
+// AddHostKey gives the server one more key, of this type ("ecdsa", "rsa"), from the
+// next Start on.
+func (s *Server) AddHostKey(kind string) {
+	s.t.Helper()
+	file := s.file("host_key_" + kind)
+	if out, err := exec.Command("ssh-keygen", "-q", "-t", kind, "-N", "", "-f", file).CombinedOutput(); err != nil {
+		s.t.Fatalf("ssh-keygen: %v: %s", err, out)
+	}
+	s.Configure("HostKey " + file)
+}
+
+// PublicLine is the host key of a type, as known_hosts and authorized_keys write it.
+func (s *Server) PublicLine(kind string) string {
+	s.t.Helper()
+	if kind == "ed25519" {
+		return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.HostKey)))
+	}
+	raw, err := os.ReadFile(s.file("host_key_" + kind + ".pub"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return strings.Join(strings.Fields(string(raw))[:2], " ")
+}
+
 // CertifyHostKey gives the server a certificate of its key by an authority, for
 // 127.0.0.1, from the next Start on.
 func (s *Server) CertifyHostKey(authority ssh.Signer) {
@@ -149,11 +173,18 @@ func (s *Server) CertifyHostKey(authority ssh.Signer) {
 		s.t.Fatal(err)
 	}
 	s.write("host_key-cert.pub", string(ssh.MarshalAuthorizedKey(cert)), 0o600)
-	config, err := os.ReadFile(s.file("sshd_config"))
+	s.Configure("HostCertificate " + s.file("host_key-cert.pub"))
+}
+
+// Configure puts lines before those that sshd_config has, so that they win, from
+// the next Start on.
+func (s *Server) Configure(lines string) {
+	s.t.Helper()
+	old, err := os.ReadFile(s.file("sshd_config"))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.write("sshd_config", "HostCertificate "+s.file("host_key-cert.pub")+"\n"+string(config), 0o600)
+	s.write("sshd_config", lines+"\n"+string(old), 0o600)
 }
 
 // Start starts the server again after Stop, and waits until it answers.
@@ -311,8 +342,16 @@ func tempDir(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
+		// What ran in it may be about to end, and write a last file.
+		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+			err := os.RemoveAll(dir)
+			if err == nil {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Error(err)
+				return
+			}
 		}
 	})
 	return dir

@@ -2,10 +2,14 @@ package ssh
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	xssh "golang.org/x/crypto/ssh"
@@ -205,15 +209,18 @@ func settle(client *xssh.Client) {
 	}()
 }
 
-// proxySaid adds to a failure what a ProxyCommand printed, for the owner.
+// proxySaid says of a failure before SSH had begun that it was a ProxyCommand that
+// was spoken to, and for the owner what that printed.
 func proxySaid(conn net.Conn, err error) error {
 	p, ok := conn.(*proxyCommand)
 	f := asFailure(err, "name")
-	if !ok || f.step != "key" || p.stderr.line() == "" {
+	if !ok || f.step != "key" || !errors.Is(f.cause, io.EOF) && !errors.Is(f.cause, syscall.EPIPE) && !errors.Is(f.cause, os.ErrClosed) {
 		return err
 	}
 	with := *f
 	with.step, with.reason = "name", "The ProxyCommand of the gateway's ssh configuration did not lead to an SSH server."
-	with.detail = "The ProxyCommand did not lead to an SSH server; it says: " + p.stderr.line()
+	if said := p.stderr.line(); said != "" {
+		with.detail = "The ProxyCommand did not lead to an SSH server; it says: " + said
+	}
 	return &with
 }
