@@ -45,7 +45,7 @@ var (
 const (
 	// The wait before a worker that does not stay is started again doubles
 	// between these.
-	minDelay, maxDelay = 500 * time.Millisecond, 30 * time.Second
+	defaultMinDelay, defaultMaxDelay = 500 * time.Millisecond, 30 * time.Second
 	// held is how long a worker must have lived for the wait to start again.
 	held = time.Minute
 	// maxBulk is how many whole files are under way at once. OpenSSH allows ten
@@ -59,7 +59,7 @@ const (
 // called.
 func New(o Options) *Client {
 	if o.StartTimeout == 0 {
-		o.StartTimeout = 45 * time.Second
+		o.StartTimeout = 50 * time.Second
 	}
 	if o.SettleTimeout == 0 {
 		o.SettleTimeout = 30 * time.Second
@@ -75,6 +75,9 @@ func New(o Options) *Client {
 	}
 	if o.protocol == 0 {
 		o.protocol = wire.Protocol
+	}
+	if o.maxDelay == 0 {
+		o.minDelay, o.maxDelay = defaultMinDelay, defaultMaxDelay
 	}
 	o.Log = o.Log.With("host", o.ID)
 	o.Settings.HostID = o.ID
@@ -199,7 +202,7 @@ func (c *Client) session(ctx context.Context) (*session, error) {
 		status := *c.stalled
 		c.mu.Unlock()
 		return nil, c.away(status)
-	case c.current != nil:
+	case c.current != nil && c.current.live():
 		defer c.mu.Unlock()
 		return c.current, nil
 	case c.failure != nil && c.o.Now().Before(c.next):
@@ -253,7 +256,7 @@ func (c *Client) try(a *attempt) {
 func (c *Client) failed(err error) {
 	c.failure = fault.From(err)
 	c.failedAt = c.o.Now()
-	c.delay = min(max(2*c.delay, minDelay), maxDelay)
+	c.delay = min(max(2*c.delay, c.o.minDelay), c.o.maxDelay)
 	c.next = c.failedAt.Add(c.delay)
 	c.o.Log.Warn("the worker can't be used", "error", err, "again", c.delay)
 }
@@ -263,7 +266,9 @@ func (c *Client) keep(s *session) {
 	began := c.o.Now()
 	s.wait()
 	c.mu.Lock()
-	c.current = nil
+	if c.current == s {
+		c.current = nil
+	}
 	c.mu.Unlock()
 	reason := s.reason()
 	c.mu.Lock()
@@ -277,7 +282,7 @@ func (c *Client) keep(s *session) {
 		c.o.Log.Info("the worker's connection was lost")
 	case c.current == nil && c.attempt == nil:
 		c.failed(reason)
-		if c.delay == minDelay {
+		if c.delay == c.o.minDelay {
 			c.next = time.Time{} // it stayed until now
 		}
 	default:

@@ -87,7 +87,10 @@ func newID() string {
 }
 
 func (s *session) greet(out *bufio.Reader) (reply wire.Reply, err error) {
-	hello := wire.Hello{Protocol: s.c.o.protocol, Nonce: newID(), Gateway: s.c.o.Version, StateDir: s.c.o.StateDir, Settings: s.c.o.Settings}
+	hello := wire.Hello{
+		Protocol: s.c.o.protocol, Nonce: newID(), Gateway: s.c.o.Version, StateDir: s.c.o.StateDir, Settings: s.c.o.Settings,
+		PatienceMs: s.c.o.StartTimeout.Milliseconds() / 5, // an older worker may need three of them
+	}
 	if err := wire.WriteHello(s.process.Stdin, hello); err != nil {
 		return reply, err
 	}
@@ -165,6 +168,17 @@ func (c *Client) accept(reply wire.Reply) error {
 
 // lose ends the session: no call is made on it any more.
 func (s *session) lose() { s.loseOnce.Do(func() { close(s.lost) }) }
+
+// live reports whether answers may come.
+func (s *session) live() bool {
+	select {
+	case <-s.lost:
+	case <-s.link.Done():
+	default:
+		return true
+	}
+	return false
+}
 
 // wait waits until no answer will come any more.
 func (s *session) wait() {

@@ -83,7 +83,7 @@ type Options struct {
 	// Version is that of this program; "" asks the Go tool.
 	Version string
 	// StartTimeout bounds the start of a worker, which may have to wait for an
-	// older one to end; 0 is 45 s.
+	// older one to end; 0 is 50 s.
 	StartTimeout time.Duration
 	// SettleTimeout is how long a change whose connection was lost waits for the
 	// host, unless its context ends first; 0 is 30 s.
@@ -91,7 +91,8 @@ type Options struct {
 	Now           func() time.Time // nil is time.Now
 	Log           *slog.Logger     // nil discards
 
-	protocol int // tests speak another one
+	protocol           int // tests speak another one
+	minDelay, maxDelay time.Duration
 }
 
 // WithSettled returns a context for one change. When the change ends before it is

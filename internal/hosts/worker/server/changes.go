@@ -227,10 +227,16 @@ func (w *worker) known(ctx context.Context, who principal.Principal, arguments j
 	return w.recorded(ctx, who, in.RequestID)
 }
 
+// recorded looks under the names of former owners too.
 func (w *worker) recorded(ctx context.Context, who principal.Principal, requestID string) bool {
-	id, limit := record.Name(who.Owner, requestID), 1
-	_, err := w.Commands.ReadDirectCommand(ctx, who, commands.ReadDirectCommandIn{CommandID: &id, Limit: &limit})
-	return err == nil
+	limit := 1
+	for _, owner := range append([]string{who.Owner}, w.former...) {
+		id := record.Name(owner, requestID)
+		if _, err := w.Commands.ReadDirectCommand(ctx, who, commands.ReadDirectCommandIn{CommandID: &id, Limit: &limit}); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // settleRun asks by requestId, which makes a tombstone of a run that never

@@ -130,6 +130,9 @@ func Serve(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	if hello.PatienceMs > 0 {
+		o.Patience = time.Duration(hello.PatienceMs) * time.Millisecond
+	}
 	reply := wire.Reply{Protocol: min(o.protocol, hello.Protocol), Version: o.Version}
 	var w *worker
 	if reply.Protocol < wire.Oldest(o.protocol) {
@@ -167,6 +170,7 @@ type worker struct {
 	*workspace.Workspace
 	o      Options
 	alone  bool
+	former []string // owners whose commands the shared one has taken over
 	lock   *flock.Flock
 	socket *socket
 	ops    *operations
@@ -191,7 +195,7 @@ func start(ctx context.Context, o Options, settings wire.Settings, stateDir stri
 	if err := private(dir); err != nil {
 		return nil, err
 	}
-	w := &worker{o: o, alone: alone, end: make(chan struct{})}
+	w := &worker{o: o, alone: alone, former: settings.FormerOwners, end: make(chan struct{})}
 	at, err := socketPath(dir, o.Getenv)
 	if err != nil {
 		return nil, err

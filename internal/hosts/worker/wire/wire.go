@@ -194,6 +194,10 @@ type Hello struct {
 	// relative to the home directory.
 	StateDir string   `json:"stateDir"`
 	Settings Settings `json:"settings"`
+	// PatienceMs is how long an older worker is given to finish what it changes
+	// before it is told to end by a signal, and again before it is killed; 0 is
+	// the worker's own.
+	PatienceMs int64 `json:"patienceMs,omitempty"`
 }
 
 // Reply is the first line of a worker.
