@@ -64,6 +64,9 @@ type Policy struct {
 	// listed, searched nor written: state directories, the config file,
 	// credential files, service units. They need not exist.
 	Protected []string `json:"protected"`
+	// FormerOwners are owners whose commands the shared owner has taken over. Their
+	// records keep the names that they got from their owner.
+	FormerOwners []string `json:"formerOwners,omitempty"`
 }
 
 // Host is the Direct workspace of one host. It is safe for concurrent use and
@@ -73,6 +76,8 @@ type Host struct {
 	projects []*project
 	roots    []string
 	off      []string // protected paths
+
+	former []string
 
 	protected identities // of the files in protected directories
 
@@ -95,7 +100,7 @@ const (
 func New(p Policy) *Host {
 	home, _ := os.UserHomeDir() // "" classifies less
 	h := &Host{
-		id: p.HostID, roots: p.AllowedRoots, off: p.Protected, goos: runtime.GOOS, home: home,
+		id: p.HostID, roots: p.AllowedRoots, off: p.Protected, former: p.FormerOwners, goos: runtime.GOOS, home: home,
 		eval: filepath.EvalSymlinks, patience: openBudget,
 	}
 	for _, conf := range p.Projects {
@@ -106,6 +111,9 @@ func New(p Policy) *Host {
 	h.locateAll(ctx) // what is wrong is said to those who use it
 	return h
 }
+
+// FormerOwners is that of the policy. The caller must not change it.
+func (h *Host) FormerOwners() []string { return h.former }
 
 // ID is the canonical id of the host.
 func (h *Host) ID() string { return h.id }

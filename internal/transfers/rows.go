@@ -24,18 +24,19 @@ type row struct {
 	spool       string
 	served      string
 	expiresAt   int64
+	placement   string // "" when owner and requestId name it
 	Transfer
 }
 
 const columns = `t.id, t.owner, t.host_id, t.request_id, t.client_id, t.direction, t.fingerprint, t.project_id, t.path, t.expected_sha256, t.state, t.placing,
-	t.size, t.sha256, t.file_name, t.mime_type, t.spool, coalesce(t.expires_at, 0), t.bytes_served, t.served, t.error_code, t.error_message, t.error_hint, t.created_at`
+	t.size, t.sha256, t.file_name, t.mime_type, t.spool, coalesce(t.expires_at, 0), t.bytes_served, t.served, t.error_code, t.error_message, t.error_hint, t.created_at, t.placement_id`
 
 func scan(from store.Scanner) (row, error) {
 	var r row
 	var f Failure
 	var created int64
 	err := from.Scan(&r.id, &r.owner, &r.HostID, &r.RequestID, &r.client, &r.Direction, &r.fingerprint, &r.ProjectID, &r.Path, &r.expected, &r.State, &r.placing,
-		&r.Size, &r.SHA256, &r.FileName, &r.MimeType, &r.spool, &r.expiresAt, &r.BytesServed, &r.served, &f.Code, &f.Message, &f.Hint, &created)
+		&r.Size, &r.SHA256, &r.FileName, &r.MimeType, &r.spool, &r.expiresAt, &r.BytesServed, &r.served, &f.Code, &f.Message, &f.Hint, &created, &r.placement)
 	if err != nil {
 		return row{}, err
 	}
@@ -109,6 +110,9 @@ func (r row) record(tx *store.Tx, action, outcome string, detail ...any) error {
 
 // placementID names the transfer on its host: 24 hexadecimal digits.
 func (r row) placementID() string {
+	if r.placement != "" {
+		return r.placement
+	}
 	sum := sha256.Sum256([]byte(r.owner + "\x00" + r.RequestID))
 	return hex.EncodeToString(sum[:12])
 }

@@ -61,7 +61,7 @@ func (s *Service) asked(ctx context.Context, who principal.Principal, in ReadDir
 		return record.Record{}, err
 	}
 	defer unlock()
-	rec, _, err := s.root.Settle(id)
+	rec, err := s.settled(who.Owner, *in.RequestID, "")
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := s.tombstones.another(who.Owner, s.now()); err != nil {
 			return record.Record{}, err
@@ -84,7 +84,7 @@ func (s *Service) find(owner, id string) (record.Record, error) {
 		return record.Record{}, unknown
 	}
 	rec, _, err := s.root.Settle(id)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && owner != "" && rec.Owner != owner {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && owner != "" && !s.owns(owner, rec.Owner) {
 		return record.Record{}, unknown
 	}
 	if err != nil {

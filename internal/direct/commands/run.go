@@ -54,7 +54,7 @@ func (s *Service) recorded(ctx context.Context, who principal.Principal, c check
 		return record.Record{}, false, err
 	}
 	defer unlock()
-	rec, _, err = s.root.Settle(id)
+	rec, err = s.settled(who.Owner, c.RequestID, c.fingerprint())
 	if errors.Is(err, fs.ErrNotExist) {
 		rec, err = s.begin(who, c)
 		if err == nil {

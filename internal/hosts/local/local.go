@@ -95,14 +95,17 @@ func protected(c *config.Config) []string {
 // Options says what [Open] works with. Only Config is required.
 type Options struct {
 	Config *config.Config
-	Now    func() time.Time
-	Log    *slog.Logger
+	// FormerOwners are those whose commands the shared owner has taken over.
+	FormerOwners []string
+	Now          func() time.Time
+	Log          *slog.Logger
 }
 
 func (o Options) workspace() workspace.Options {
-	c := o.Config.Commands
+	c, policy := o.Config.Commands, Policy(o.Config)
+	policy.FormerOwners = o.FormerOwners
 	return workspace.Options{
-		Policy: Policy(o.Config), StateDir: filepath.Join(o.Config.StateDir, "direct"), Now: o.Now, Log: o.Log,
+		Policy: policy, StateDir: filepath.Join(o.Config.StateDir, "direct"), Now: o.Now, Log: o.Log,
 		Commands: commands.Options{Path: c.Path, Pass: c.PassEnvironment, Limits: commands.Limits{
 			RunningPerOwner: c.RunningPerOwner, RunningPerHost: c.RunningPerHost, OutputBytes: int64(c.OutputBytes),
 			StoredBytes: int64(c.StoredBytes), StoredFor: time.Duration(c.KeepDays) * 24 * time.Hour,
