@@ -85,7 +85,7 @@ func TestTwoClientsGetOneDomain(t *testing.T) {
 			t.Errorf("%s sees %v", name, peers.Peers)
 		}
 		for of, id := range messages {
-			if m := do[struct{ Text string }](t, s, "get_peer_message", object{"messageId": id}); m.Text != "of "+of {
+			if m := do[struct{ Message struct{ Text string } }](t, s, "get_peer_message", object{"messageId": id}).Message; m.Text != "of "+of {
 				t.Errorf("%s reads %q of %s", name, m.Text, of)
 			}
 			again := do[struct{ Duplicate bool }](t, s, "run_direct_command", object{"projectId": "site", "requestId": "run-" + of, "argv": []string{"sh", "-c", "echo x >> ran-" + of}, "waitMs": 20000})

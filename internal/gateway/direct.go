@@ -44,7 +44,7 @@ func (g *Gateway) buildDirect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("opening the Direct workspace: %w", err)
 	}
-	far := g.buildRemotes()
+	far := g.buildRemotes(former)
 	g.direct = &workspace{store: g.store, local: host, remotes: far, hosts: hosts.NewDirectory(host, local.Aliases(), far.directory()...), now: g.now}
 	share := int64(c.Transfers.SpoolBytes)
 	if !c.SharedOwner {

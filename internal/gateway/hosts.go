@@ -16,10 +16,10 @@ import (
 type remotes []*remote.Host
 
 // buildRemotes makes them; nothing is connected yet.
-func (g *Gateway) buildRemotes() remotes {
+func (g *Gateway) buildRemotes(formerOwners []string) remotes {
 	out := make(remotes, len(g.config.Hosts))
 	for i, conf := range g.config.Hosts {
-		out[i] = remote.New(remote.Options{Config: g.config, Host: conf, Version: g.version, Now: g.now, Log: g.log})
+		out[i] = remote.New(remote.Options{Config: g.config, Host: conf, FormerOwners: formerOwners, Version: g.version, Now: g.now, Log: g.log})
 	}
 	return out
 }

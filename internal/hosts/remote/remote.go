@@ -30,6 +30,8 @@ type Options struct {
 	Config *config.Config
 	// Host is its entry in Config.
 	Host config.Host
+	// FormerOwners are those whose commands the shared owner has taken over.
+	FormerOwners []string
 	// Version is that of this program.
 	Version string
 	// SSH is how it is reached; its HostID, Target and Log are not used.
@@ -53,9 +55,11 @@ func New(o Options) *Host {
 	conn := o.SSH
 	conn.HostID, conn.Target, conn.Now, conn.Log = o.Host.ID, o.Host.Target, o.Now, o.Log
 	h := &Host{SSH: ssh.New(conn), conf: o.Host}
+	settings := Settings(o.Config, o.Host)
+	settings.FormerOwners = o.FormerOwners
 	h.Client = worker.New(worker.Options{
 		ID: o.Host.ID, Name: o.Host.Name, Links: overssh.Links(h.SSH), StateDir: o.Host.RemoteStateDir, Command: overssh.Command(o.Host.RemoteStateDir),
-		Settings: Settings(o.Config, o.Host), Version: o.Version, Now: o.Now, Log: o.Log,
+		Settings: settings, Version: o.Version, Now: o.Now, Log: o.Log,
 	})
 	h.SSH.OnChange(h.Client.LinkChanged)
 	return h
