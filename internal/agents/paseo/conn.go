@@ -154,10 +154,10 @@ func (cn *conn) read(ctx context.Context) {
 
 // lostBy says why an established connection broke.
 func lostBy(err error) *trouble {
-	switch websocket.CloseStatus(err) {
-	case websocket.StatusMessageTooBig:
+	switch {
+	case errors.Is(err, websocket.ErrMessageTooBig):
 		return &trouble{ConnectionLost, "The daemon sent a message larger than this client reads.", err}
-	case -1:
+	case websocket.CloseStatus(err) == -1:
 		return &trouble{ConnectionLost, "The connection to the daemon broke.", err}
 	}
 	if t := refusal(err, true); t.code != HelloRefused {
@@ -289,25 +289,29 @@ func (cn *conn) notSent() error {
 	return &NotSent{Code: why.code, Reason: why.reason, cause: why}
 }
 
+// listen waits for the end of a permission, until forget.
+func (cn *conn) listen(agentID, permissionID string) chan answer {
+	got := make(chan answer, 1)
+	cn.mu.Lock()
+	defer cn.mu.Unlock()
+	cn.asked[permissionID] = append(cn.asked[permissionID], asker{agentID, got})
+	return got
+}
+
 // respond sends a permission answer, which has no answer of its own: the news
 // that the permission is resolved is one, and so is an rpc_error that carries the
 // permission's id in place of a request's.
-func (cn *conn) respond(ctx context.Context, a PermissionAnswer, behavior string) error {
+func (cn *conn) respond(ctx context.Context, a PermissionAnswer, behavior string, got chan answer) error {
 	data, err := encode("agent_permission_response", a.PermissionID, fields{"agentId": a.AgentID, "response": a.Response})
 	if err != nil {
 		return refuse("The response can't be written as JSON.")
 	}
-	got := make(chan answer, 1)
-	cn.mu.Lock()
-	cn.asked[a.PermissionID] = append(cn.asked[a.PermissionID], asker{a.AgentID, got})
-	cn.mu.Unlock()
-	defer cn.forget(a.PermissionID, got)
 	payload, err := cn.exchange(ctx, data, got)
+	var no *Rejected
+	if errors.As(err, &no) {
+		return &Rejected{Message: no.Message, Code: CodePermissionNotPending}
+	}
 	if err != nil {
-		var no *Rejected
-		if errors.As(err, &no) {
-			return &Rejected{Message: no.Message, Code: CodePermissionNotPending}
-		}
 		return err
 	}
 	if resolved, ok := decodeResolved(payload); ok && resolved.Behavior != "" && resolved.Behavior != behavior {

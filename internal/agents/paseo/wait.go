@@ -88,22 +88,25 @@ func (c *Client) RespondPermission(ctx context.Context, a PermissionAnswer) erro
 		ctx, cancel = context.WithTimeout(ctx, c.o.CallTimeout)
 		defer cancel()
 	}
-	// Old daemons say nothing to an answer nobody asked for, so look first.
-	agent, err := c.FetchAgent(ctx, a.AgentID)
-	if err != nil {
-		if MaybeHappened(err) {
-			return &NotSent{Reason: "The daemon did not say whether the permission is still pending.", cause: err}
-		}
-		return err
-	}
-	if !pending(agent, a.PermissionID) {
-		return &Rejected{Message: "No pending permission request with that id.", Code: CodePermissionNotPending}
-	}
 	cn, err := c.ready(ctx)
 	if err != nil {
 		return err
 	}
-	return cn.respond(ctx, a, response.Behavior)
+	got := cn.listen(a.AgentID, a.PermissionID)
+	defer cn.forget(a.PermissionID, got)
+	// Old daemons say nothing to an answer nobody asked for, so look first; and
+	// listen before looking, so as to hear of an answer that comes between.
+	agent, err := c.FetchAgent(ctx, a.AgentID)
+	if MaybeHappened(err) {
+		return &NotSent{Reason: "The daemon did not say whether the permission is still pending.", cause: err}
+	}
+	if err != nil {
+		return err
+	}
+	if !pending(agent, a.PermissionID) || len(got) > 0 {
+		return &Rejected{Message: "No pending permission request with that id.", Code: CodePermissionNotPending}
+	}
+	return cn.respond(ctx, a, response.Behavior, got)
 }
 
 func pending(a Agent, permissionID string) bool {

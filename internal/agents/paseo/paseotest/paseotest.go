@@ -140,6 +140,7 @@ func (d *Daemon) Serve(l net.Listener) error {
 
 // Restart starts a daemon that is down at the address it had.
 func (d *Daemon) Restart() error {
+	d.buried()
 	d.mu.Lock()
 	addr := d.addr
 	d.pid++
@@ -171,6 +172,17 @@ func (d *Daemon) RestartWorker() error {
 	return d.Serve(l)
 }
 
+// buried waits for processes that crashed.
+func (d *Daemon) buried() {
+	d.mu.Lock()
+	ended := d.dead
+	d.dead = nil
+	d.mu.Unlock()
+	for _, p := range ended {
+		p.running.Wait()
+	}
+}
+
 func (d *Daemon) listenAgain(addr net.Addr) (net.Listener, error) {
 	if addr.Network() == "unix" {
 		_ = os.Remove(addr.String())
@@ -188,16 +200,14 @@ func (d *Daemon) Kill() { d.halt(false) }
 
 func (d *Daemon) halt(graceful bool) {
 	d.mu.Lock()
-	p, ended := d.proc, d.dead
-	d.proc, d.dead = nil, nil
+	p := d.proc
+	d.proc = nil
 	d.mu.Unlock()
 	if p != nil {
 		p.halt(graceful)
-		ended = append(ended, p)
-	}
-	for _, p := range ended {
 		p.running.Wait()
 	}
+	d.buried()
 }
 
 // crash is an ordered Kill, from within a request.
