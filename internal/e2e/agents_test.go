@@ -93,7 +93,7 @@ func TestAgentOnTheMachine(t *testing.T) {
 		return out
 	}
 	call("register_peer", map[string]any{"peerId": "chat-main", "kind": "chat"})
-	if out := a.home.OK("agents", "adopt", "--agent", a.id); !strings.Contains(out, "PASEO_AGENT_ID=builder "+a.program+" register") {
+	if out := a.home.OK("agents", "adopt", "--agent", a.id); !strings.Contains(out, "export PASEO_AGENT_ID=builder\n  "+a.program+" register") {
 		t.Errorf("the owner reads\n%s", out)
 	}
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {

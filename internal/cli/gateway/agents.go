@@ -135,12 +135,12 @@ func (a *app) printAdopted(out channel.AdoptOut) error {
 	program := "<remoteStateDir of the host>/bin/peer-agent"
 	if out.StateDir != "" {
 		program = shellquote.Word(channel.ProgramPath(out.StateDir))
-		fmt.Fprintf(a.Stdout, "Its capability is %s\n", filepath.Join(out.StateDir, capability.Name(g.AgentID)))
+		fmt.Fprintf(a.Stdout, "Its capability lies in\n  %s\n", filepath.Join(out.StateDir, capability.Name(g.AgentID)))
 	}
 	if out.Pending != "" {
 		fmt.Fprintf(a.Stdout, "%s\n", wrap(clean("Its capability has not reached the host yet: "+out.Pending+" The gateway brings it there when it is connected to the host.")))
 	}
-	_, err := fmt.Fprintf(a.Stdout, "It joins the mailbox with:\n  PASEO_AGENT_ID=%s %s register\n", shellquote.Word(g.AgentID), program)
+	_, err := fmt.Fprintf(a.Stdout, "It joins the mailbox with\n  export PASEO_AGENT_ID=%s\n  %s register\n", shellquote.Word(g.AgentID), program)
 	return err
 }
 
