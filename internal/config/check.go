@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"agentrelay/internal/callerid"
+	"agentrelay/internal/hosts/ssh/target"
 	"agentrelay/internal/oauth/redirect"
 )
 
@@ -24,16 +25,19 @@ const AdminSocket = "admin.sock"
 
 // maxSocketPath is what a socket address holds on macOS (104 bytes with the
 // closing NUL); Linux holds four more.
-const maxSocketPath = 103
+const maxSocketPath = target.MaxSocketPath
+
+// remoteSocketName is what the names of sockets in remoteStateDir may add to it,
+// the slash included.
+const remoteSocketName = 24
 
 var (
 	projectID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+	remoteDir = regexp.MustCompile(`^/[A-Za-z0-9/._-]+$`)
 	hostID    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
 	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	dnsName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
-	sshHost   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$`)
 	spanForm  = regexp.MustCompile(`^([1-9][0-9]{0,5})([smhd])$`)
-	sshUser   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 )
 
 // check applies every rule that a value's type does not.
@@ -69,6 +73,9 @@ func (r *reading) check(c *Config) {
 	}
 	if err := upstreamRule(c.UpstreamURL); err != nil && r.lines["upstreamUrl"] > 0 {
 		r.bad("upstreamUrl", "%v", err)
+	}
+	if c.Agents.PasswordFile != "" {
+		r.secret("agents.passwordFile", &c.Agents.PasswordFile)
 	}
 	r.direct("direct", &c.Direct, func(string) error { return nil }) // complete has checked the path
 	r.limits(&c.Commands, &c.Transfers)
@@ -324,49 +331,30 @@ func (r *reading) hosts(hosts []Host) {
 		if h.Transport != "ssh" {
 			r.bad(k+".transport", `must be "ssh"`)
 		}
-		if err := sshTarget(h.Target); err != nil {
+		if _, err := target.Parse(h.Target); err != nil {
 			r.bad(k+".target", "%v", err)
 		}
 		if n := len(h.AllowedRoots); n < 1 || n > 128 {
 			r.bad(k+".allowedRoots", "must have 1 to 128 entries")
 		}
 		each(r, k+".allowedRoots", h.AllowedRoots, remotePath)
-		if err := remotePath(h.RemoteStateDir); err != nil || h.RemoteStateDir == "/" {
-			r.bad(k+".remoteStateDir", "must be an absolute path on that machine, without ~ and without . or .. in it, such as /home/you/.agent-relay")
+		r.remoteStateDir(k+".remoteStateDir", h.RemoteStateDir)
+		if h.DaemonPasswordFile != "" {
+			r.secret(k+".daemonPasswordFile", &h.DaemonPasswordFile)
 		}
 		r.direct(k+".direct", &h.Direct, remotePath)
 	}
 }
 
-// sshTarget checks ssh://[user@]host[:port][/][?daemonPort=n].
-func sshTarget(s string) error {
-	shape := errors.New("must be ssh://[user@]host[:port][?daemonPort=n], such as ssh://linux-host")
-	if len(s) > 400 || strings.ContainsAny(s, "%\\ \t\r\n#") {
-		return shape
+// remoteStateDir checks the gateway's directory on an SSH host. Its name stands in
+// commands and in the paths of sockets.
+func (r *reading) remoteStateDir(key, dir string) {
+	if !remoteDir.MatchString(dir) || path.Clean(dir) != dir {
+		r.bad(key, "must be an absolute path on that machine of letters, digits and / . _ -, without ~ and without . or .. in it, such as /home/you/.agent-relay")
 	}
-	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "ssh" || !sshHost.MatchString(u.Hostname()) || u.Path != "" && u.Path != "/" {
-		return shape
+	if n := len(dir) + remoteSocketName; n > maxSocketPath {
+		r.bad(key, "is too long: a socket in it would have a path of %d bytes, and one has at most %d. Choose a directory of at most %d bytes", n, maxSocketPath, maxSocketPath-remoteSocketName)
 	}
-	if _, has := u.User.Password(); has {
-		return errors.New("must not contain a password: SSH logs in with your keys")
-	}
-	if u.User != nil && !sshUser.MatchString(u.User.Username()) {
-		return shape
-	}
-	ports := []string{u.Port()}
-	for name, values := range u.Query() {
-		if name != "daemonPort" || len(values) != 1 || values[0] == "" {
-			return shape
-		}
-		ports = append(ports, values[0])
-	}
-	for _, p := range ports {
-		if n, err := strconv.Atoi(p); p != "" && (err != nil || n < 1 || n > 65535) {
-			return errors.New("has a port that is not from 1 to 65535")
-		}
-	}
-	return nil
 }
 
 func (r *reading) events(e *Events) {

@@ -65,7 +65,9 @@ type Config struct {
 	// The log on standard error.
 	Log Log `json:"log"`
 
-	// The address of the local Paseo daemon.
+	// How agents are dispatched to the Paseo daemons of this machine and of the hosts.
+	Agents Agents `json:"agents"`
+	// The address of the local Paseo daemon; http://127.0.0.1:6767 is the default.
 	UpstreamURL string `json:"upstreamUrl,omitempty"`
 	// The Paseo command. Not needed any more: the gateway speaks to the daemon itself.
 	PaseoCommand string `json:"paseoCommand,omitempty"`
@@ -140,6 +142,16 @@ type Tools struct {
 	Agents bool `json:"agents" jsonschema:"default=true"`
 	// The tools of paired devices.
 	Devices bool `json:"devices" jsonschema:"default=true"`
+}
+
+// Agents is the "agents" key.
+type Agents struct {
+	// Where the password of the local Paseo daemon is, if it has one: a file of mode 0600 (a path, or file:<path>), or env:<NAME>.
+	PasswordFile string `json:"passwordFile,omitempty"`
+	// Whether clients may switch on settings by which an agent approves its own actions, such as auto_accept.
+	AllowAutoAccept bool `json:"allowAutoAccept" jsonschema:"default=false"`
+	// Whether clients may prompt an agent that waits for a permission, which cancels the question.
+	PromptOverPermission bool `json:"promptOverPermission" jsonschema:"default=false"`
 }
 
 // Audit is the "audit" key.
@@ -262,12 +274,14 @@ type Host struct {
 	Name string `json:"name" jsonschema:"required,minLength=1,maxLength=80"`
 	// How it is reached.
 	Transport string `json:"transport" jsonschema:"required,enum=ssh"`
-	// Where it is: ssh://[user@]host[:port][?daemonPort=n]. The host may be a name from ~/.ssh/config.
+	// Where it is: ssh://[user@]host[:port]. The host may be a name from ~/.ssh/config, or an IPv6 address in brackets. Behind it, ?daemonPort=n or ?daemonSocket=/path is where the Paseo daemon listens there; 6767 is the default.
 	Target string `json:"target" jsonschema:"required,maxLength=400,pattern=^ssh://"`
 	// The directories of that machine in which agents may be given work.
 	AllowedRoots []string `json:"allowedRoots" jsonschema:"required,minItems=1,maxItems=128"`
-	// A private directory on that machine for the gateway's worker.
-	RemoteStateDir string `json:"remoteStateDir" jsonschema:"required,pattern=^/"`
+	// A private directory on that machine for the gateway's worker and its sockets.
+	RemoteStateDir string `json:"remoteStateDir" jsonschema:"required,maxLength=79,pattern=^/[A-Za-z0-9/._-]+$"`
+	// Where on the gateway's machine the password of that machine's Paseo daemon is, if it has one: as in agents.passwordFile.
+	DaemonPasswordFile string `json:"daemonPasswordFile,omitempty"`
 	// Not needed any more: nothing runs under Node there.
 	NodeCommand string `json:"nodeCommand,omitempty"`
 	// The projects of that machine whose files and commands clients may use.

@@ -206,7 +206,7 @@ func TestSeedConfig(t *testing.T) {
 			t.Errorf("the warning %+v has no line or no text", w)
 		}
 	}
-	want := []string{"upstreamUrl", "paseoCommand", "hosts", "hosts[].nodeCommand", "direct.projects[0].path"}
+	want := []string{"upstreamUrl", "paseoCommand", "hosts[].nodeCommand", "direct.projects[0].path"}
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -221,6 +221,20 @@ func TestSeedConfig(t *testing.T) {
 	}
 	if p := c.Hosts[1].Direct.Projects[0]; !p.Read || p.Write || p.CommandMode != "disabled" || p.Name != "srv" {
 		t.Errorf("the defaults of a project are %+v", p)
+	}
+}
+
+// Every form of a target, and the longest directory, as the schema has them too.
+func TestHosts(t *testing.T) {
+	for _, target := range []string{"ssh://box", "ssh://my_box", "ssh://me@box:22/", "ssh://[2001:db8::1]:22?daemonPort=7000", "ssh://box?daemonSocket=/run/paseo.sock"} {
+		raw, _ := json.Marshal(map[string]any{"hosts": []any{map[string]any{"id": "box", "name": "Box", "transport": "ssh", "target": target, "allowedRoots": []string{"/srv"}, "remoteStateDir": "/" + strings.Repeat("a", 78), "nodeCommand": "node"}}})
+		c, _, err := Parse("c.json", raw, home)
+		if err != nil || c.Hosts[0].Target != target {
+			t.Errorf("%s: %v", target, err)
+		}
+		if err := validate(t, raw); err != nil {
+			t.Errorf("%s against the schema: %v", target, err)
+		}
 	}
 }
 
@@ -284,6 +298,15 @@ func TestProblems(t *testing.T) {
 			"hosts[0].allowedRoots: must have 1 to 128", "hosts[0].remoteStateDir: must be an absolute path on that machine",
 			"hosts[1].name: is missing", "hosts[1].transport: is missing", "hosts[1].target: is missing", "hosts[1].allowedRoots: is missing", "hosts[1].remoteStateDir: is missing",
 			"hosts[1].id: must be 1 to 32 lower-case"}},
+		{"ssh hosts", `{"hosts": [
+			{"id": "local", "name": "a", "transport": "ssh", "target": "ssh://[::1", "allowedRoots": ["~/x", "/a/../b"], "remoteStateDir": "/"},
+			{"id": "a", "name": "a", "transport": "ssh", "target": "ssh://a?daemonPort=0", "allowedRoots": ["/"], "remoteStateDir": "/a b"},
+			{"id": "b", "name": "b", "transport": "ssh", "target": "ssh://b?daemonSocket=b", "allowedRoots": ["/"], "remoteStateDir": "/a/./b"},
+			{"id": "b", "name": "c", "transport": "ssh", "target": "ssh://c?x=1", "allowedRoots": ["/"], "remoteStateDir": "/` + strings.Repeat("a", 79) + `"}]}`, []string{
+			"line 2: hosts[0].id: must not be local", "hosts[0].target: must be ssh://", "hosts[0].allowedRoots[0]: must be an absolute path", "hosts[0].allowedRoots[1]: must be an absolute path",
+			"hosts[0].remoteStateDir: must be an absolute path", "line 3: hosts[1].target: has a daemonPort", "hosts[1].remoteStateDir: must be an absolute path",
+			"hosts[2].target: has a daemonSocket", "hosts[2].remoteStateDir: must be an absolute path", "hosts[3].id: is there twice", "hosts[3].target: has a key",
+			"hosts[3].remoteStateDir: is too long: a socket in it would have a path of 104 bytes, and one has at most 103. Choose a directory of at most 79 bytes"}},
 		{"projects", `{"direct": {"projects": [{"id": "a", "path": "/a", "commandMode": "all"}, {"id": "a", "path": "a", "commands": [{"name": "-", "argv": []}, {"name": "t", "argv": ["-x"]}]}]}}`, []string{
 			"direct.projects[1].path: must be an absolute path", "direct.projects[0].commandMode: must be one of disabled, registered, full", "direct.projects[1].id: is there twice",
 			"direct.projects[1].commands[0].name: must be", "direct.projects[1].commands[0].argv: must have 1 to 64", "direct.projects[1].commands[1].argv: must begin with the program"}},

@@ -156,7 +156,6 @@ func (r *reading) line(key string) int {
 var unused = []struct{ key, why string }{
 	{"upstreamUrl", "is not used by this version, which does not dispatch agents yet"},
 	{"paseoCommand", "is not used: the gateway needs no Paseo command, the key can be removed"},
-	{"hosts", "is not used by this version, which does not reach other machines yet"},
 	{"hosts[].nodeCommand", "is not used: nothing runs under Node on that machine, the key can be removed"},
 	{"tools.agents", "is not used by this version, which has no such tools yet"},
 	{"tools.devices", "is not used by this version, which has no such tools yet"},
@@ -175,11 +174,8 @@ func (r *reading) warnings(c *Config) []Remark {
 		}
 	}
 	out := []Remark{}
-	empty := map[string]bool{ // an empty list asks for nothing
-		"hosts": len(c.Hosts) == 0,
-	}
 	for _, u := range unused {
-		if line, ok := first[u.key]; ok && !empty[u.key] {
+		if line, ok := first[u.key]; ok {
 			out = append(out, Remark{u.key, line, u.why})
 		}
 	}
