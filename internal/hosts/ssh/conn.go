@@ -1,84 +1,103 @@
 package ssh
 
 import (
+	"io"
 	"net"
 	"os"
 	"sync"
 	"time"
 )
 
-// conn gives a channel deadlines. SSH channels have none, and HTTP servers and
-// websockets rely on them: a read that is broken off must leave the connection
-// usable, and lose nothing.
-type conn struct {
-	net.Conn
+// reader makes reads that can be broken off of those that can't: what SSH channels
+// have ends only when the other side says so. A read that is broken off loses
+// nothing; the next one has it.
+type reader struct {
+	inner io.Reader
 
 	mu      sync.Mutex
-	cond    chan struct{} // closed when anything below changes
+	change  chan struct{} // closed when anything below changes
 	space   []byte        // what buf lies in
 	buf     []byte        // what came, not read yet
-	err     error         // what ended reading
-	pending bool          // the reader is at it
-	readBy  time.Time
-	writeBy time.Time
+	err     error         // what ended it
+	pending bool          // receive is at it
+	by      time.Time     // the deadline; zero for none
 	closed  bool
 }
 
 const readSize = 32 << 10
 
-func withDeadlines(inner net.Conn) *conn {
-	return &conn{Conn: inner, cond: make(chan struct{})}
-}
+func newReader(inner io.Reader) *reader { return &reader{inner: inner, change: make(chan struct{})} }
 
-// changed wakes whoever waits. c.mu is held.
-func (c *conn) changed() {
-	close(c.cond)
-	c.cond = make(chan struct{})
-}
-
-// Read waits for data, the end or the deadline.
-func (c *conn) Read(p []byte) (int, error) {
+// Read waits for data, the end, the deadline or close.
+func (r *reader) Read(p []byte) (int, error) {
 	for {
-		c.mu.Lock()
-		by, wait := c.readBy, c.cond
-		switch {
-		case c.closed:
-			c.mu.Unlock()
-			return 0, net.ErrClosed
-		case !by.IsZero() && !time.Now().Before(by):
-			c.mu.Unlock()
-			return 0, os.ErrDeadlineExceeded
-		case len(c.buf) > 0 || len(p) == 0:
-			n := copy(p, c.buf)
-			c.buf = c.buf[n:]
-			c.mu.Unlock()
-			return n, nil
-		case c.err != nil:
-			err := c.err
-			c.mu.Unlock()
-			return 0, err
+		r.mu.Lock()
+		by, change := r.by, r.change
+		n, err, ready := r.take(p)
+		if !ready && !r.pending {
+			r.pending = true
+			go r.receive()
 		}
-		if !c.pending {
-			c.pending = true
-			go c.receive()
+		r.mu.Unlock()
+		if ready {
+			return n, err
 		}
-		c.mu.Unlock()
-		until(wait, by)
+		until(change, by)
 	}
 }
 
-// receive reads once. It outlives the Read that wanted it when that is broken off,
-// and the next takes what it brings. There is one at a time, and none before all
-// was read, so that it has the space to itself.
-func (c *conn) receive() {
-	if c.space == nil {
-		c.space = make([]byte, readSize)
+// take is what a Read gets now, if it is anything. r.mu is held.
+func (r *reader) take(p []byte) (n int, err error, ready bool) {
+	switch {
+	case r.closed:
+		return 0, net.ErrClosed, true
+	case !r.by.IsZero() && !time.Now().Before(r.by):
+		return 0, os.ErrDeadlineExceeded, true
+	case len(r.buf) > 0 || len(p) == 0:
+		n = copy(p, r.buf)
+		r.buf = r.buf[n:]
+		return n, nil, true
 	}
-	n, err := c.Conn.Read(c.space)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pending, c.buf, c.err = false, c.space[:n], err
-	c.changed()
+	return 0, r.err, r.err != nil
+}
+
+// receive reads once. It outlives the Read that wanted it when that is broken off.
+// There is one at a time, and none before all was read, so that it has the space to
+// itself.
+func (r *reader) receive() {
+	if r.space == nil {
+		r.space = make([]byte, readSize)
+	}
+	n, err := r.inner.Read(r.space)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending, r.buf, r.err = false, r.space[:n], err
+	r.changed()
+}
+
+// changed wakes whoever waits. r.mu is held.
+func (r *reader) changed() {
+	close(r.change)
+	r.change = make(chan struct{})
+}
+
+// close ends the reads, and reports whether it is the first to.
+func (r *reader) close() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.closed = true
+	r.changed()
+	return true
+}
+
+func (r *reader) deadline(t time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.by = t
+	r.changed()
 }
 
 // until waits for a change or a time; zero is never.
@@ -95,6 +114,20 @@ func until(change <-chan struct{}, t time.Time) {
 	}
 }
 
+// conn gives a channel deadlines, on which HTTP servers and websockets rely.
+type conn struct {
+	net.Conn
+	in *reader
+
+	mu      sync.Mutex
+	writeBy time.Time
+}
+
+func withDeadlines(inner net.Conn) *conn { return &conn{Conn: inner, in: newReader(inner)} }
+
+// Read waits for data, the end or the deadline.
+func (c *conn) Read(p []byte) (int, error) { return c.in.Read(p) }
+
 // Write writes all of p. A deadline that comes while it waits for the other side
 // ends the connection, for part of p has been sent.
 func (c *conn) Write(p []byte) (int, error) {
@@ -107,12 +140,24 @@ func (c *conn) Write(p []byte) (int, error) {
 	if !time.Now().Before(by) {
 		return 0, os.ErrDeadlineExceeded
 	}
-	timer := time.AfterFunc(time.Until(by), func() { _ = c.Close() })
-	n, err := c.Conn.Write(p)
-	if !timer.Stop() && err != nil {
-		err = os.ErrDeadlineExceeded
+	type result struct {
+		n   int
+		err error
 	}
-	return n, err
+	written := make(chan result, 1)
+	go func() {
+		n, err := c.Conn.Write(p)
+		written <- result{n, err}
+	}()
+	timer := time.NewTimer(time.Until(by))
+	defer timer.Stop()
+	select {
+	case r := <-written:
+		return r.n, r.err
+	case <-timer.C:
+		_ = c.Close()
+		return 0, os.ErrDeadlineExceeded
+	}
 }
 
 // CloseWrite ends what the other side reads.
@@ -123,34 +168,24 @@ func (c *conn) CloseWrite() error {
 	return c.Close()
 }
 
-// Close ends the connection, and whatever waits for it.
+// Close ends the connection, and whatever waits to read from it.
 func (c *conn) Close() error {
-	c.mu.Lock()
-	was := c.closed
-	c.closed = true
-	c.changed()
-	c.mu.Unlock()
-	if was {
+	if !c.in.close() {
 		return net.ErrClosed
 	}
-	return c.Conn.Close()
+	go func() { _ = c.Conn.Close() }() // a link that is stuck takes its time
+	return nil
 }
 
-// SetDeadline holds for reads and writes, those that wait included for reads.
+// SetDeadline is both of those below.
 func (c *conn) SetDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.readBy, c.writeBy = t, t
-	c.changed()
-	return nil
+	c.in.deadline(t)
+	return c.SetWriteDeadline(t)
 }
 
 // SetReadDeadline holds for reads, one that waits included.
 func (c *conn) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.readBy = t
-	c.changed()
+	c.in.deadline(t)
 	return nil
 }
 

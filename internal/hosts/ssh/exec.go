@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"sync"
 
 	xssh "golang.org/x/crypto/ssh"
 )
@@ -19,8 +21,11 @@ type Session struct {
 	// Stdout and Stderr end when the command does, or the link.
 	Stdout, Stderr io.Reader
 
-	inner *xssh.Session
-	l     *Link
+	inner       *xssh.Session
+	l           *Link
+	out, errOut *reader
+	closed      chan struct{}
+	close       func() // on this side
 }
 
 // ExitError is a command that ended otherwise than with status 0.
@@ -55,30 +60,43 @@ func (l *Link) Exec(ctx context.Context, command string) (*Session, error) {
 		if err != nil {
 			return nil, err
 		}
-		s := &Session{inner: inner, l: l}
-		if s.Stdin, err = inner.StdinPipe(); err == nil {
-			s.Stdout, err = inner.StdoutPipe()
-		}
-		if err == nil {
-			s.Stderr, err = inner.StderrPipe()
-		}
-		if err == nil {
-			if err = inner.Start(command); err != nil && !errors.Is(err, io.EOF) {
-				err = errors.New("the host runs no commands for the gateway") // x/crypto's error has the command in it
-			}
-		}
-		if err != nil {
+		// The pipes of a session that was not started can't fail.
+		stdin, _ := inner.StdinPipe()
+		stdout, _ := inner.StdoutPipe()
+		stderr, _ := inner.StderrPipe()
+		if err := inner.Start(command); err != nil {
 			_ = inner.Close()
-			return nil, err
+			if errors.Is(err, io.EOF) {
+				return nil, err
+			}
+			return nil, errors.New("the host runs no commands for the gateway") // x/crypto's error has the command in it
 		}
+		s := &Session{Stdin: stdin, inner: inner, l: l, out: newReader(stdout), errOut: newReader(stderr), closed: make(chan struct{})}
+		s.Stdout, s.Stderr = s.out, s.errOut
+		s.close = sync.OnceFunc(func() {
+			close(s.closed)
+			s.out.close()
+			s.errOut.close()
+		})
 		return s, nil
 	})
 }
 
 // Wait waits until the command has ended: nil for status 0, else an *[ExitError],
-// or an error with [ErrLost]. It may be called once.
+// or an error with [ErrLost]; net.ErrClosed after Close. It may be called once.
 func (s *Session) Wait() error {
-	err := s.inner.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- s.inner.Wait() }()
+	select {
+	case err := <-ended:
+		return s.judge(err)
+	case <-s.closed:
+		return net.ErrClosed
+	}
+}
+
+// judge says how a command ended.
+func (s *Session) judge(err error) error {
 	var exit *xssh.ExitError
 	var missing *xssh.ExitMissingError
 	switch {
@@ -102,25 +120,27 @@ func (s *Session) Wait() error {
 	return s.l.judge(err)
 }
 
-// Close ends the session: the command's input ends and its output is dropped. The
-// command itself is not killed by it. Closing twice is fine.
+// Close ends the session: the command's input ends, its output is dropped, and
+// reads and Wait end with net.ErrClosed. The command itself is not killed by it.
+// Closing twice is fine.
 func (s *Session) Close() error {
-	if err := s.inner.Close(); err != nil && !errors.Is(err, io.EOF) {
-		return s.l.judge(err)
-	}
+	s.close()
+	go func() { _ = s.inner.Close() }() // a link that is stuck takes its time
 	return nil
 }
 
 // Run runs a command as [Link.Exec] does, to its end or that of ctx, with stdin
 // as its input. It returns at most maxOutput bytes of its output; more is an
-// error. A status other than 0 is an *[ExitError].
+// error. A status other than 0 is an *[ExitError]. A command that outlives ctx, or
+// prints too much, is killed, where sshd lets the gateway (it does since OpenSSH
+// 7.9, unless a ForceCommand is set).
 func (l *Link) Run(ctx context.Context, command string, stdin []byte, maxOutput int) (stdout []byte, err error) {
 	s, err := l.Exec(ctx, command)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
+	defer context.AfterFunc(ctx, s.kill)()
 	go func() {
 		_, _ = s.Stdin.Write(stdin) // a command need not read it
 		_ = s.Stdin.Close()
@@ -133,6 +153,7 @@ func (l *Link) Run(ctx context.Context, command string, stdin []byte, maxOutput 
 	}()
 	var out bytes.Buffer
 	if n, _ := io.Copy(&out, io.LimitReader(s.Stdout, int64(maxOutput)+1)); n > int64(maxOutput) {
+		s.kill()
 		return nil, fmt.Errorf("the command printed more than %d bytes", maxOutput)
 	}
 	<-drained
@@ -145,6 +166,15 @@ func (l *Link) Run(ctx context.Context, command string, stdin []byte, maxOutput 
 		exit.Stderr = stderr.line()
 	}
 	return out.Bytes(), err
+}
+
+// kill ends the command, if it can be, and the session.
+func (s *Session) kill() {
+	s.close()
+	go func() {
+		_ = s.inner.Signal(xssh.SIGKILL)
+		_ = s.inner.Close()
+	}()
 }
 
 // begin is printed before the output of a script, behind whatever the login shell

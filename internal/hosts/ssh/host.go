@@ -11,13 +11,14 @@ import (
 
 // Host is one machine. Its methods may be called from anywhere at any time.
 type Host struct {
-	opts      Options
-	at        target.Target
-	bad       error // why the target can't be read; nothing is tried then
-	listeners []func(hosts.Status)
-	wake      chan struct{} // try now
-	trusted   chan struct{} // a key was trusted: try again what was given up
-	ended     chan struct{} // closed when run has ended
+	opts           Options
+	at             target.Target
+	bad            error // why the target can't be read; nothing is tried then
+	listeners      []func(hosts.Status)
+	resolveTimeout time.Duration
+	wake           chan struct{} // try now
+	trusted        chan struct{} // a key was trusted: try again what was given up
+	ended          chan struct{} // closed when run has ended
 
 	mu         sync.Mutex
 	status     hosts.Status
@@ -32,7 +33,7 @@ type Host struct {
 // New returns a host that is Down. It starts nothing and reads nothing; a target
 // that can't be read is the reason that Status gives.
 func New(o Options) *Host {
-	h := &Host{opts: o.withDefaults(), wake: make(chan struct{}, 1), trusted: make(chan struct{}, 1), ended: make(chan struct{}), changed: make(chan struct{})}
+	h := &Host{opts: o.withDefaults(), resolveTimeout: resolveTimeout, wake: make(chan struct{}, 1), trusted: make(chan struct{}, 1), ended: make(chan struct{}), changed: make(chan struct{})}
 	now := h.opts.Now()
 	h.status = hosts.Status{State: hosts.Down, Since: now, CheckedAt: now, Reason: "The gateway has not tried to reach it yet."}
 	h.downSince = now

@@ -126,7 +126,7 @@ func (h *Host) ask(ctx context.Context, at spec) ([]byte, error) {
 	if at.user != "" {
 		args = append(args, "-l", at.user)
 	}
-	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, h.resolveTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, append(args, "--", at.host)...)
 	var stderr tail
@@ -136,7 +136,7 @@ func (h *Host) ask(ctx context.Context, at spec) ([]byte, error) {
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("it took longer than %v", resolveTimeout)
+		return nil, fmt.Errorf("it took longer than %v", h.resolveTimeout)
 	}
 	if said := stderr.line(); err != nil && said != "" {
 		return nil, errors.New(said)
@@ -290,8 +290,10 @@ func parseJumps(s string) ([]spec, error) {
 		host, port := rest, ""
 		if strings.HasPrefix(rest, "[") || strings.Count(rest, ":") == 1 {
 			var err error
-			if host, port, err = net.SplitHostPort(rest); err != nil {
-				host, port = strings.Trim(rest, "[]"), ""
+			if inner, bare := strings.CutSuffix(rest, "]"); bare && rest[0] == '[' {
+				host = inner[1:]
+			} else if host, port, err = net.SplitHostPort(rest); err != nil {
+				return nil, bad
 			} else if j.port, err = strconv.Atoi(port); err != nil || j.port < 1 || j.port > 65535 {
 				return nil, bad
 			}
