@@ -2,9 +2,11 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +25,7 @@ them. On each the gateway needs a small helper, which is installed when you say 
   gateway hosts trust build-server
   gateway hosts install build-server
   gateway hosts check build-server`,
-		a.hostsListCommand(), a.hostsCheckCommand(), a.hostsTrustCommand())
+		a.hostsListCommand(), a.hostsCheckCommand(), a.hostsInstallCommand(), a.hostsTrustCommand())
 }
 
 func (a *app) hostsListCommand() *cobra.Command {
@@ -186,4 +188,49 @@ func (a *app) trust(cmd *cobra.Command, h *remote.Host, fingerprint string) erro
 	}
 	_, err = fmt.Fprintf(a.Stdout, "It is in %s.\n", key.File)
 	return err
+}
+
+// installBudget bounds an installation, on a slow link too.
+const installBudget = 10 * time.Minute
+
+func (a *app) hostsInstallCommand() *cobra.Command {
+	return a.withJSON(&cobra.Command{
+		Use:   "install <hostId>",
+		Short: "Put the gateway's helper on a machine",
+		Long: `Copies the program peer-agent for that machine's system into its remoteStateDir, checks the
+copy by running it there, and only then puts it in place. It lies beside this program, or in
+the directory builds of the state directory. Run it again after an upgrade.`,
+		Example: `  gateway hosts install build-server
+  gateway hosts check build-server`,
+		Args: exact("the host id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			h, err := a.remote(args[0])
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), installBudget)
+			defer cancel()
+			h.Start(ctx)
+			done, err := h.Install(ctx)
+			if err != nil {
+				if next := remote.NextStep(err); next != "" {
+					return failed(next, "nothing was installed: %w", err)
+				}
+				return err
+			}
+			if _, err := call(a, cmd, admin.RetryHost, admin.ByHost{HostID: h.ID()}); err != nil {
+				return fmt.Errorf("it is installed, but the gateway could not be told: %w", err)
+			}
+			if a.json {
+				return a.printJSON(a.Stdout, done)
+			}
+			text := "Installed %s for %s/%s.\n"
+			if done.Unchanged {
+				text = "%s for %s/%s was there already.\n"
+			}
+			_, err = fmt.Fprintf(a.Stdout, text, done.Path, done.Platform.OS, done.Platform.Arch)
+			return err
+		},
+	})
 }

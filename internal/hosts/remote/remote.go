@@ -44,8 +44,9 @@ type Options struct {
 type Host struct {
 	*worker.Client
 	// SSH is its connection.
-	SSH  *ssh.Host
-	conf config.Host
+	SSH        *ssh.Host
+	conf       config.Host
+	gatewayDir string // the gateway's state directory
 }
 
 var _ hosts.Host = (*Host)(nil)
@@ -54,7 +55,7 @@ var _ hosts.Host = (*Host)(nil)
 func New(o Options) *Host {
 	conn := o.SSH
 	conn.HostID, conn.Target, conn.Now, conn.Log = o.Host.ID, o.Host.Target, o.Now, o.Log
-	h := &Host{SSH: ssh.New(conn), conf: o.Host}
+	h := &Host{SSH: ssh.New(conn), conf: o.Host, gatewayDir: o.Config.StateDir}
 	settings := Settings(o.Config, o.Host)
 	settings.FormerOwners = o.FormerOwners
 	h.Client = worker.New(worker.Options{
@@ -109,12 +110,6 @@ func (h *Host) Start(ctx context.Context) { h.SSH.Start(ctx) }
 func (h *Host) Close() error {
 	h.Client.Close()
 	return h.SSH.Close()
-}
-
-// Check walks the way to the machine, step by step, on a connection of its own,
-// and on to what is installed there.
-func (h *Host) Check(ctx context.Context) []ssh.Step {
-	return h.SSH.CheckConnection(ctx)
 }
 
 // ErrOutside is the error of a path that leads out of the state directory.
