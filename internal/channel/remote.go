@@ -32,7 +32,7 @@ if [ -e "$3" ]; then
   case $(ls -ld -- "$3") in -rw-------*|-r--------*) ;; *) echo '! file'; exit ;; esac
 fi
 set -C
-cat > "$4" && chmod 600 "$4" && mv -f -- "$4" "$3" || { rm -f -- "$4"; exit 1; }`
+cat > "$4" && chmod 600 "$4" && { sync "$4" 2>/dev/null || :; } && mv -f -- "$4" "$3" || { rm -f -- "$4"; exit 1; }`
 
 // WritePrivate implements [RemoteFiles] for paths of one or two parts. What is in
 // the file's place already must be a private file too. The error's reason is for

@@ -10,11 +10,10 @@ package remote
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"path"
 	"time"
 
+	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
 	"agentrelay/internal/direct"
 	"agentrelay/internal/hosts"
@@ -112,35 +111,11 @@ func (h *Host) Close() error {
 	return h.SSH.Close()
 }
 
-// ErrOutside is the error of a path that leads out of the state directory.
-var ErrOutside = errors.New("the path leads out of the host's state directory")
-
-// WritePrivate puts a file of mode 0600 below the state directory there, whole or
-// not at all. Directories on the way are made with mode 0700; what is no private
-// directory, or is a link, is refused.
+// WritePrivate implements [channel.RemoteFiles] for the state directory there.
 func (h *Host) WritePrivate(ctx context.Context, relPath string, content []byte) error {
-	if path.IsAbs(relPath) || path.Clean(relPath) != relPath || relPath == ".." || len(relPath) > 2 && relPath[:3] == "../" {
-		return ErrOutside
-	}
 	link, err := h.SSH.Link(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = link.Run(ctx, ssh.Shell(writePrivate, h.conf.RemoteStateDir, relPath), content, 4<<10)
-	return err
+	return (&channel.RemoteDir{Link: link, Shell: ssh.Shell, Path: h.conf.RemoteStateDir}).WritePrivate(ctx, relPath, content)
 }
-
-// writePrivate takes the state directory and a path below it. A link in the place
-// of a directory has no -d without -h, and mv takes the place of one at the end.
-const writePrivate = `set -eu
-umask 077
-cd "$1"
-dir=$(dirname "$2")
-[ "$dir" = . ] || { mkdir -p "$dir"; [ -d "$dir" ] && [ ! -h "$dir" ]; }
-tmp="$2.$$.tmp"
-rm -f "$tmp"
-set -C
-cat >"$tmp"
-set +C
-sync "$tmp" 2>/dev/null || sync
-mv -f "$tmp" "$2"`
