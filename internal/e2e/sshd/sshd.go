@@ -79,7 +79,7 @@ func Start(t testing.TB, o Options) *Server {
 		"HostKey "+s.file("host_key"), "AuthorizedKeysFile "+s.file("authorized_keys"),
 		"SetEnv HOME="+s.Dir, // the account's own shell files are not for tests
 		"PidFile none", "StrictModes no", "UsePAM no", "PermitRootLogin yes", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-		"LogLevel DEBUG1", "MaxStartups 200", "MaxSessions 200", "PrintMotd no", "Subsystem sftp "+sftpServer(t))
+		"LogLevel DEBUG1", "MaxStartups 200", "PrintMotd no", "Subsystem sftp "+sftpServer(t))
 	s.write("sshd_config", strings.Join(config, "\n")+"\n", 0o600)
 	s.Start()
 	t.Cleanup(func() {

@@ -80,7 +80,7 @@ func failed(steps []Step, f *failure) []Step {
 	if detail == "" {
 		detail = f.reason
 	}
-	steps = append(steps, Step{Name: f.step, State: Fail, Detail: detail, Next: f.next})
+	steps = append(steps, Step{Name: f.step, State: Fail, Detail: plain(detail), Next: f.next})
 	for _, name := range stepNames[slices.Index(stepNames, f.step)+1:] {
 		steps = append(steps, Step{Name: name, State: Skip, Detail: "Not tried."})
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	xssh "golang.org/x/crypto/ssh"
 )
@@ -24,6 +25,7 @@ type Session struct {
 	inner       *xssh.Session
 	l           *Link
 	out, errOut *reader
+	ended       chan error // gets how it ended
 	closed      chan struct{}
 	close       func() // on this side
 }
@@ -53,42 +55,107 @@ func (e *ExitError) Error() string {
 
 // Exec starts a command. It is given to the user's login shell there, whichever
 // that is: build it with [Shell]. ctx bounds the start, not the command, which
-// goes on until it ends, the session is closed or the link is lost.
+// goes on until it ends, the session is closed or the link is lost. sshd has ten
+// sessions a connection (MaxSessions): where there are no more, Exec waits for
+// another to end.
 func (l *Link) Exec(ctx context.Context, command string) (*Session, error) {
-	return await(ctx, l, func() (*Session, error) {
-		inner, err := l.client.NewSession()
-		if err != nil {
+	return l.open(ctx, func(inner *xssh.Session) error { return inner.Start(command) })
+}
+
+// retryRefused is how long a refused session waits, when none ends before.
+const retryRefused = 200 * time.Millisecond
+
+// open starts a session.
+func (l *Link) open(ctx context.Context, start func(*xssh.Session) error) (*Session, error) {
+	for {
+		ended := l.sessions.ended()
+		s, err := await(ctx, l, func() (*Session, error) { return l.openOnce(start) })
+		var refused *xssh.OpenChannelError
+		if ended == nil || !errors.As(err, &refused) {
+			return s, err
+		}
+		select {
+		case <-ended:
+		case <-time.After(retryRefused): // its end here may be before its end there
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the host has no session left for the gateway (MaxSessions in its sshd_config): %w", ctx.Err())
+		case <-l.done:
+		}
+	}
+}
+
+func (l *Link) openOnce(start func(*xssh.Session) error) (*Session, error) {
+	inner, err := l.client.NewSession()
+	if err != nil {
+		return nil, err
+	}
+	// The pipes of a session that was not started can't fail.
+	stdin, _ := inner.StdinPipe()
+	stdout, _ := inner.StdoutPipe()
+	stderr, _ := inner.StderrPipe()
+	if err := start(inner); err != nil {
+		_ = inner.Close()
+		if errors.Is(err, io.EOF) {
 			return nil, err
 		}
-		// The pipes of a session that was not started can't fail.
-		stdin, _ := inner.StdinPipe()
-		stdout, _ := inner.StdoutPipe()
-		stderr, _ := inner.StderrPipe()
-		if err := inner.Start(command); err != nil {
-			_ = inner.Close()
-			if errors.Is(err, io.EOF) {
-				return nil, err
-			}
-			return nil, errors.New("the host runs no commands for the gateway") // x/crypto's error has the command in it
-		}
-		s := &Session{Stdin: stdin, inner: inner, l: l, out: newReader(stdout), errOut: newReader(stderr), closed: make(chan struct{})}
-		s.Stdout, s.Stderr = s.out, s.errOut
-		s.close = sync.OnceFunc(func() {
-			close(s.closed)
-			s.out.close()
-			s.errOut.close()
-		})
-		return s, nil
+		return nil, errors.New("the host does not run this for the gateway") // x/crypto's error has the command in it
+	}
+	s := &Session{Stdin: stdin, inner: inner, l: l, out: newReader(stdout), errOut: newReader(stderr), ended: make(chan error, 1), closed: make(chan struct{})}
+	s.Stdout, s.Stderr = s.out, s.errOut
+	s.close = sync.OnceFunc(func() {
+		close(s.closed)
+		s.out.close()
+		s.errOut.close()
 	})
+	l.sessions.begin()
+	go func() {
+		s.ended <- inner.Wait()
+		l.sessions.end()
+	}()
+	return s, nil
+}
+
+// sessions counts those that are open on a link.
+type sessions struct {
+	mu   sync.Mutex
+	open int
+	next chan struct{} // closed when one ends; nil while nobody waits
+}
+
+func (s *sessions) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open++
+}
+
+func (s *sessions) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+	if s.next != nil {
+		close(s.next)
+		s.next = nil
+	}
+}
+
+// ended is closed when the next of them ends; nil when there are none.
+func (s *sessions) ended() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == 0 {
+		return nil
+	}
+	if s.next == nil {
+		s.next = make(chan struct{})
+	}
+	return s.next
 }
 
 // Wait waits until the command has ended: nil for status 0, else an *[ExitError],
 // or an error with [ErrLost]; net.ErrClosed after Close. It may be called once.
 func (s *Session) Wait() error {
-	ended := make(chan error, 1)
-	go func() { ended <- s.inner.Wait() }()
 	select {
-	case err := <-ended:
+	case err := <-s.ended:
 		return s.judge(err)
 	case <-s.closed:
 		return net.ErrClosed

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unicode"
 
 	xssh "golang.org/x/crypto/ssh"
 )
@@ -110,16 +111,22 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// line is the last line that says something, at most 300 bytes of it.
+// line is the last line that says something.
 func (t *tail) line() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
-	last := strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+	return plain(lines[len(lines)-1])
+}
+
+// plain is what somebody else said, fit to be shown: without control characters,
+// at most 1000 bytes.
+func plain(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
 			return -1
 		}
 		return r
-	}, strings.ToValidUTF8(lines[len(lines)-1], ""))
-	return last[:min(len(last), 300)]
+	}, s)
+	return strings.ToValidUTF8(s[:min(len(s), 1000)], "")
 }

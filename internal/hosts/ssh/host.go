@@ -132,7 +132,7 @@ func (h *Host) DaemonAddress() (network, address string) { return h.at.DaemonAdd
 func (h *Host) set(state hosts.State, reason string, link *Link) {
 	h.mu.Lock()
 	old, now := h.status, h.opts.Now()
-	s := hosts.Status{State: state, Reason: reason, Since: old.Since, CheckedAt: now}
+	s := hosts.Status{State: state, Reason: plain(reason), Since: old.Since, CheckedAt: now}
 	if state != old.State {
 		s.Since = now
 	}

@@ -25,6 +25,7 @@ type Link struct {
 	done       chan struct{}
 	ended      chan struct{} // closed when all connections are
 	gone       sync.Once
+	sessions   sessions
 }
 
 func newLink(p *passage, hostID string, generation uint64) *Link {
@@ -186,15 +187,32 @@ func (n *listener) Close() error {
 	return nil
 }
 
-// SFTP starts the host's file service on a channel of its own; the caller closes
+// SFTP starts the host's file service on a session of its own; the caller closes
 // the client. A host may have none, which is an error.
 func (l *Link) SFTP() (*sftp.Client, error) {
-	if err := l.Err(); err != nil {
-		return nil, err
-	}
-	c, err := sftp.NewClient(l.client, sftp.UseConcurrentWrites(true))
+	ctx, cancel := context.WithTimeout(context.Background(), sftpTimeout)
+	defer cancel()
+	s, err := l.open(ctx, func(inner *xssh.Session) error { return inner.RequestSubsystem("sftp") })
 	if err != nil {
+		return nil, fmt.Errorf("the host's file service (sftp): %w", err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, s.Stderr) }()
+	defer context.AfterFunc(ctx, s.close)()
+	c, err := sftp.NewClientPipe(s.Stdout, sessionInput{s}, sftp.UseConcurrentWrites(true))
+	if err != nil {
+		_ = s.Close()
 		return nil, fmt.Errorf("the host's file service (sftp): %w", l.judge(err))
 	}
 	return c, nil
 }
+
+// sftpTimeout bounds the start of the file service.
+const sftpTimeout = 30 * time.Second
+
+// sessionInput is the input of a session that ends with it.
+type sessionInput struct{ s *Session }
+
+func (i sessionInput) Write(p []byte) (int, error) { return i.s.Stdin.Write(p) }
+
+// Close ends the session.
+func (i sessionInput) Close() error { return i.s.Close() }

@@ -246,7 +246,7 @@ func TestCommands(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("many at once", func(t *testing.T) {
+	t.Run("more at once than sshd has sessions", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
@@ -258,6 +258,30 @@ func TestCommands(t *testing.T) {
 		}
 		wg.Wait()
 	})
+}
+
+// Where sshd has no session left and none ends, the caller's context ends the wait.
+func TestNoSessionLeft(t *testing.T) {
+	c, _ := setup(t, sshd.Options{Config: []string{"MaxSessions 2"}})
+	l := connect(t, newHost(t, c, "ssh://box"))
+	var open []*ssh.Session
+	for range 2 {
+		s, err := l.Exec(timeout(t), "cat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, s)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := l.Exec(ctx, "cat"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "MaxSessions") {
+		t.Errorf("got %v", err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { _ = open[0].Stdin.Close() })
+	echo(t, l)
+	if _, err := l.SFTP(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestCloseEndsEverything(t *testing.T) {

@@ -1,12 +1,18 @@
 package ssh_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	xssh "golang.org/x/crypto/ssh"
 
@@ -218,6 +224,16 @@ func TestJumps(t *testing.T) {
 			}
 		})
 	}
+	t.Run("one that goes away and comes back", func(t *testing.T) {
+		c.Configure(c.Host("box", last, "ProxyJump first") + c.Host("first", first))
+		h := newHost(t, c, "ssh://box")
+		l := connect(t, h)
+		first.Stop()
+		<-l.Done()
+		first.Start()
+		until(t, h, "up again", func(s hosts.Status) bool { return s.State == hosts.Up && link(t, h) != l })
+		echo(t, link(t, h))
+	})
 	t.Run("one that is not known", func(t *testing.T) {
 		c.Know(last)
 		c.Configure(c.Host("box", last, "ProxyJump first") + c.Host("first", first))
@@ -363,6 +379,50 @@ func TestForwarding(t *testing.T) {
 	<-l.Done()
 	if _, err := l.Dial(timeout(t), "tcp", there.Addr().String()); !isLost(err) {
 		t.Errorf("dialling over a lost link: %v", err)
+	}
+}
+
+// A server that relies on deadlines, for its own time-outs and to break off reads.
+func TestHTTPOverAForward(t *testing.T) {
+	c, s := setup(t, sshd.Options{})
+	l := connect(t, newHost(t, c, "ssh://box"))
+	path := s.Dir + "/http"
+	in, err := l.ListenUnix(timeout(t), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Second, IdleTimeout: time.Second, WriteTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		all, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(all)
+	})}
+	done := make(chan error)
+	go func() { done <- server.Serve(in) }()
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.Dial(ctx, "unix", path) }}}
+	defer client.CloseIdleConnections()
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			for range 5 {
+				want := strings.Repeat(fmt.Sprint(i), 10_000)
+				r, err := client.Post("http://host/", "text/plain", strings.NewReader(want))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := io.ReadAll(r.Body)
+				_ = r.Body.Close()
+				if err != nil || string(got) != want {
+					t.Errorf("got %d bytes, %v", len(got), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := server.Shutdown(timeout(t)); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		t.Error(err)
 	}
 }
 
