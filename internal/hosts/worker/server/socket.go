@@ -28,7 +28,7 @@ const maxChannels = 64
 // socket takes the channels for whole files, and the word that the worker is to
 // make way.
 type socket struct {
-	net.Listener
+	*net.UnixListener
 	w      *worker
 	ready  chan struct{} // closed when the workspace is open
 	places chan struct{}
@@ -50,7 +50,7 @@ func listen(at string, w *worker) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for channels: %w", err)
 	}
-	s := &socket{Listener: l, w: w, ready: make(chan struct{}), places: make(chan struct{}, maxChannels)}
+	s := &socket{UnixListener: l.(*net.UnixListener), w: w, ready: make(chan struct{}), places: make(chan struct{}, maxChannels)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.work.Go(s.accept)
 	return s, nil
@@ -61,13 +61,13 @@ func (s *socket) open() { close(s.ready) }
 // close drops all channels and waits for what they do.
 func (s *socket) close() {
 	s.cancel()
-	s.Listener.Close() // which removes the socket too
+	s.UnixListener.Close() // which removes the socket too
 	s.work.Wait()
 }
 
 func (s *socket) accept() {
 	for {
-		conn, err := s.Accept()
+		conn, err := s.AcceptUnix()
 		if err != nil {
 			if s.ctx.Err() == nil {
 				s.w.o.Log.Error("no channels are accepted any more", "error", err)
@@ -85,56 +85,85 @@ func (s *socket) accept() {
 // requestTimeout is how long the first line of a channel may take.
 const requestTimeout = 10 * time.Second
 
-func (s *socket) serve(conn net.Conn) {
-	r := bufio.NewReaderSize(conn, wire.FrameSize)
+// pipe is the two ends of a channel: of SSH, or of the socket itself.
+type pipe struct {
+	in  stream
+	out io.WriteCloser
+}
+
+type stream interface {
+	io.ReadCloser
+	SetReadDeadline(time.Time) error
+}
+
+func (p pipe) close() {
+	p.in.Close()
+	p.out.Close()
+}
+
+func (s *socket) serve(conn *net.UnixConn) {
 	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
-	q, err := wire.ReadRequest(r)
+	in, out, rest, err := wire.ReceiveFiles(conn)
 	if err != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{})
-	if q.Op == wire.OpRetire {
-		_ = wire.WriteAnswer(conn, q.Nonce, struct{}{})
-		s.w.stop(ErrReplaced)
+	if in == nil { // another worker
+		if q, err := wire.ReadRequest(bufio.NewReader(rest)); err == nil && q.Op == wire.OpRetire {
+			_ = wire.WriteAnswer(conn, q.Nonce, struct{}{})
+			s.w.stop(ErrReplaced)
+		}
 		return
 	}
+	p := pipe{in, out}
+	defer p.close()
+	defer context.AfterFunc(s.ctx, p.close)()
+	if err := s.channel(p); err != nil && s.ctx.Err() == nil {
+		s.w.o.Log.Debug("a channel broke off", "error", err)
+	}
+}
+
+// channel serves a gateway.
+func (s *socket) channel(p pipe) error {
+	r := bufio.NewReaderSize(p.in, wire.FrameSize)
+	_ = p.in.SetReadDeadline(time.Now().Add(requestTimeout))
+	q, err := wire.ReadRequest(r)
+	if err != nil {
+		return err
+	}
+	_ = p.in.SetReadDeadline(time.Time{})
 	select {
 	case <-s.ready:
 	case <-s.ctx.Done():
-		return
+		return s.ctx.Err()
 	}
 	select {
 	case s.places <- struct{}{}:
 		defer func() { <-s.places }()
 	case <-s.ctx.Done():
-		return
+		return s.ctx.Err()
 	}
 	switch {
 	case q.Op == wire.OpOpen:
-		err = s.sendFile(conn, q)
+		return s.sendFile(p, q)
 	case q.Op == wire.OpPlace && q.Placement != nil:
-		err = s.takeFile(conn, r, q)
-	default:
-		err = fmt.Errorf("a channel asks for %q", q.Op)
+		return s.takeFile(p, r, q)
 	}
-	if err != nil && s.ctx.Err() == nil && !errors.Is(err, io.ErrClosedPipe) {
-		s.w.o.Log.Debug("a channel broke off", "error", err)
-	}
+	return fmt.Errorf("a channel asks for %q", q.Op)
 }
 
 // sendFile answers a file of a project.
-func (s *socket) sendFile(conn net.Conn, q wire.Request) error {
+func (s *socket) sendFile(p pipe, q wire.Request) error {
 	snap, err := s.w.Placements().Open(s.ctx, q.ProjectID, q.Path)
 	if err != nil {
 		s.w.internal(err)
-		return wire.WriteAnswer(conn, q.Nonce, wire.Opened{Error: wire.FailureOf(err)})
+		return wire.WriteAnswer(p.out, q.Nonce, wire.Opened{Error: wire.FailureOf(err)})
 	}
 	defer snap.Content.Close()
-	if err := wire.WriteAnswer(conn, q.Nonce, wire.Opened{Path: snap.Path, Size: snap.Size}); err != nil {
+	if err := wire.WriteAnswer(p.out, q.Nonce, wire.Opened{Path: snap.Path, Size: snap.Size}); err != nil {
 		return err
 	}
 	h := sha256.New()
-	content := wire.NewWriter(conn)
+	content := wire.NewWriter(p.out)
 	if _, err = content.ReadFrom(io.TeeReader(snap.Content, h)); err == nil {
 		return content.End(wire.Trailer{SHA256: hex.EncodeToString(h.Sum(nil))})
 	}
@@ -148,19 +177,19 @@ func (s *socket) sendFile(conn net.Conn, q wire.Request) error {
 
 // takeFile puts what the gateway sends in its place. A channel that breaks off
 // before the end is content that was cut off, which changes nothing.
-func (s *socket) takeFile(conn net.Conn, r *bufio.Reader, q wire.Request) error {
+func (s *socket) takeFile(p pipe, r *bufio.Reader, q wire.Request) error {
 	placed, err := s.w.Placements().Place(s.ctx, *q.Placement, wire.NewReader(r))
 	a := wire.PlaceAnswer{Placed: placed}
 	if err != nil {
 		s.w.internal(err)
 		a = wire.PlaceAnswer{Error: wire.FailureOf(err)}
 	}
-	if err := wire.WriteAnswer(conn, q.Nonce, a); err != nil {
+	if err := wire.WriteAnswer(p.out, q.Nonce, a); err != nil {
 		return err
 	}
 	// Closing with unread content would take the answer from the gateway, so it
 	// is the one to close.
-	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
+	_ = p.in.SetReadDeadline(time.Now().Add(requestTimeout))
 	_, err = io.Copy(io.Discard, r)
 	return err
 }
