@@ -229,8 +229,8 @@ func notFoundAs(err error) error {
 	if !errors.As(err, &r) || r.Code == CodeAgentNotFound {
 		return err
 	}
-	unknown := strings.Contains(r.Message, "not found") || strings.Contains(r.Message, "Not found")
-	if unknown && strings.Contains(r.Message, "gent") {
+	m := strings.TrimSpace(r.Message)
+	if strings.Contains(m, "Agent not found") || strings.HasPrefix(m, "Agent ") && strings.HasSuffix(m, " not found") {
 		return &Rejected{Message: r.Message, Code: CodeAgentNotFound, Applied: r.Applied}
 	}
 	return err

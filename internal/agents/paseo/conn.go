@@ -106,6 +106,9 @@ func (cn *conn) reason() *trouble {
 	return cn.why
 }
 
+// quiet is how long nothing has come.
+func (cn *conn) quiet() time.Duration { return time.Since(cn.start) - time.Duration(cn.heard.Load()) }
+
 // serve runs the connection until it ends or ctx does.
 func (cn *conn) serve(ctx context.Context) *trouble {
 	ctx, cancel := context.WithCancel(ctx)
@@ -177,6 +180,9 @@ func (cn *conn) write(ctx context.Context) {
 		case <-cn.pings:
 			data, ping = []byte(`{"type":"ping"}`), true
 		case f := <-cn.out:
+			if cn.reason() != nil {
+				return // so that the frame stays one that was never sent
+			}
 			if !f.state.CompareAndSwap(queuedFrame, takenFrame) {
 				continue
 			}

@@ -136,6 +136,7 @@ type Client struct {
 	conn    *conn         // nil unless Up or Degraded
 	changed chan struct{} // closed and replaced when status changes
 	nudge   chan struct{} // ends a pause between attempts
+	logged  Code          // of the last line about a failure; Run's own
 	pinned  string
 	watched map[string]bool
 	process *DaemonStatus // of the last connection that told it
@@ -213,7 +214,11 @@ type Status struct {
 func (c *Client) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.status
+	s := c.status
+	if c.conn != nil {
+		s.CheckedAt = c.o.Now().Add(-c.conn.quiet())
+	}
+	return s
 }
 
 // Info returns the daemon as it introduced itself on the present connection;

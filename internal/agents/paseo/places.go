@@ -180,7 +180,10 @@ func workspaceSource(n NewWorkspace) (fields, error) {
 		source["refName"] = t.Branch
 	case "checkout-pr":
 		source["action"] = "checkout"
-		source["githubPrNumber"] = t.PRNumber
+		source["checkoutSource"] = fields{"kind": "change_request", "number": t.PRNumber}
+		if t.Forge != "" {
+			source["checkoutSource"] = fields{"kind": "change_request", "number": t.PRNumber, "forge": t.Forge}
+		}
 	default:
 		return nil, refuse("A worktree's mode is branch-off, checkout-branch or checkout-pr.")
 	}

@@ -32,10 +32,19 @@ func (c *Client) Run(ctx context.Context) {
 		if time.Since(began) > c.o.BackoffMax {
 			failures = 0
 		}
-		c.o.Log.Info("no connection to the agent daemon", slog.String("host", c.o.HostID), slog.String("code", string(t.code)), slog.Any("cause", t.cause))
+		c.logTrouble(t)
 		c.note(func(s *Status) { s.State, s.Code, s.Reason = Down, t.code, t.reason })
 		c.pause(ctx, t.code, failures)
 	}
+}
+
+// logTrouble writes a line for each new kind of failure, not for each attempt.
+func (c *Client) logTrouble(t *trouble) {
+	if c.logged == t.code {
+		return
+	}
+	c.logged = t.code
+	c.o.Log.Warn("no connection to the agent daemon", slog.String("host", c.o.HostID), slog.String("code", string(t.code)), slog.Any("cause", t.cause))
 }
 
 // live publishes a connection and serves it to its end.
@@ -49,6 +58,7 @@ func (c *Client) live(ctx context.Context, cn *conn) *trouble {
 		c.conn = cn
 		s.State, s.Code, s.Reason, s.Info = Up, "", "", &cn.info
 	})
+	c.logged = ""
 	c.o.Log.Info("connected to the agent daemon", slog.String("host", c.o.HostID), slog.String("version", cn.info.Version))
 	t := cn.serve(ctx)
 	c.note(func(s *Status) {
@@ -91,9 +101,8 @@ func (c *Client) setAlive(cn *conn) {
 	if c.conn != cn {
 		return
 	}
-	c.status.CheckedAt = c.o.Now()
 	if c.status.State == Degraded {
-		c.status.State, c.status.Code, c.status.Reason, c.status.Since = Up, "", "", c.status.CheckedAt
+		c.status.State, c.status.Code, c.status.Reason, c.status.Since = Up, "", "", c.o.Now()
 	}
 }
 
@@ -147,7 +156,8 @@ func (c *Client) stop() {
 // Watch sets the agents whose turns and timeline rows are wanted, in place of
 // those before; the set is kept over reconnections. When it returns nil, the
 // events of these agents come from now on, or, without a connection, from the
-// next Restored on. Read an agent's timeline after Watch, not before.
+// next Restored on; when it fails, the set is kept all the same, and is in force
+// after the next Restored. Read an agent's timeline after Watch, not before.
 func (c *Client) Watch(ctx context.Context, agentIDs []string) error {
 	c.watching.Lock()
 	defer c.watching.Unlock()
