@@ -53,7 +53,7 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 		opened, err = local.OpenCommands(local.Options{Config: c, Now: now, Log: log})
 		return opened, err
 	})
-	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
+	m := mailbox.New(mailbox.Options{Store: s, LocalHostID: local.ID(), Wake: wake.New(e, nil), Now: now, Log: log, Limits: mailbox.Limits(c.Mailbox.Limits)})
 	agents := channel.NewAgents(channel.AgentsOptions{
 		Store: s, StateDir: c.StateDir, LocalHostID: local.ID(), LocalAliases: local.Aliases(), HostIDs: hostIDs(c), Rand: rand, Log: log,
 	})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"agentrelay/internal/agents/paseo"
+	"agentrelay/internal/callerid"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
 )
@@ -23,11 +24,9 @@ const readBudget = 15 * time.Second
 // inside the roots.
 const maxPages = 25
 
-var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
-
 func checkRequestID(name, id string) error {
-	if !idForm.MatchString(id) {
-		return fault.InvalidArguments.New(name + " must be 1 to 128 characters: a letter or digit, then letters, digits or any of . _ : -")
+	if !callerid.Valid(id) {
+		return fault.InvalidArguments.New(name + " " + callerid.Rule)
 	}
 	return nil
 }

@@ -37,6 +37,8 @@ type NativeDelivery struct {
 	Attempts      int
 	LastAttemptAt Time
 	Reason        string
+
+	hostID, agentID string
 }
 
 // QueueMail has an agent told of a message when it is idle, in the transaction
@@ -71,7 +73,7 @@ func (s *Service) waiting(hostID string) string {
 
 // CancelMail ends the delivery of what waits for one generation of a peer, in the
 // transaction that ends it.
-func (s *Service) CancelMail(tx *store.Tx, owner, peerID string, generation int64) error {
+func CancelMail(tx *store.Tx, owner, peerID string, generation int64) error {
 	_, err := tx.Exec(`UPDATE native_deliveries SET cancelled = 'The peer was stopped.' WHERE owner = ? AND peer_id = ? AND generation = ? AND prompt IS NULL AND cancelled = ''`,
 		owner, peerID, generation)
 	if err != nil {
@@ -84,14 +86,14 @@ func (s *Service) CancelMail(tx *store.Tx, owner, peerID string, generation int6
 // that it is told as soon as it is idle.
 func (s *Service) MailPath(hostID string) string { return s.waiting(hostID) }
 
-// MailDelivery is what is known of a message for an agent; found is false when it
-// was never queued.
-func (s *Service) MailDelivery(q store.Querier, owner, messageID string) (d NativeDelivery, found bool, err error) {
-	var cancelled, host, agent string
+// MailDelivery is what the database knows of a message for an agent; found is
+// false when it was never queued.
+func MailDelivery(q store.Querier, owner, messageID string) (d NativeDelivery, found bool, err error) {
+	var cancelled string
 	var last int64
 	err = q.QueryRow(`SELECT coalesce(p.state, 'queued'), d.attempts, coalesce(p.submitted_at, 0), coalesce(p.reason, ''), d.cancelled, d.host_id, d.agent_id
 		FROM native_deliveries d LEFT JOIN native_prompts p ON p.id = d.prompt WHERE d.owner = ? AND d.message_id = ?`, owner, messageID).
-		Scan(&d.State, &d.Attempts, &last, &d.Reason, &cancelled, &host, &agent)
+		Scan(&d.State, &d.Attempts, &last, &d.Reason, &cancelled, &d.hostID, &d.agentID)
 	if errors.Is(err, sql.ErrNoRows) {
 		return d, false, nil
 	}
@@ -99,26 +101,27 @@ func (s *Service) MailDelivery(q store.Querier, owner, messageID string) (d Nati
 		return d, false, fmt.Errorf("reading a native delivery: %w", err)
 	}
 	d.LastAttemptAt = at(last)
-	switch {
-	case cancelled != "":
+	if cancelled != "" {
 		d.State, d.Reason = "cancelled", cancelled
-	case d.State == "queued":
-		if d.Reason = s.waiting(host); d.Reason == "" {
-			d.Reason = s.held(host, agent)
-		}
 	}
 	return d, true, nil
 }
 
-// held says why the agent itself was not told yet.
-func (s *Service) held(hostID, agentID string) string {
-	f := s.followers[hostID]
+// Explain adds what keeps a queued delivery now.
+func (s *Service) Explain(d *NativeDelivery) {
+	if d.State != "queued" {
+		return
+	}
+	if d.Reason = s.waiting(d.hostID); d.Reason != "" {
+		return
+	}
+	d.Reason = "It is told when the agent is idle."
+	f := s.followers[d.hostID]
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if st := f.agents[agentID]; st != nil && st.held != "" {
-		return st.held
+	if st := f.agents[d.agentID]; st != nil && st.held != "" {
+		d.Reason = st.held
 	}
-	return "It is told when the agent is idle."
 }
 
 // mailMarker is the first line of a prompt that tells of mail.

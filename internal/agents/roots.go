@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -106,4 +107,32 @@ func resolve(roots []string, path string) Place {
 func isLink(path string) bool {
 	info, err := os.Lstat(path)
 	return err == nil && info.Mode()&fs.ModeSymlink != 0
+}
+
+// CleanRemote is a path on another machine without superfluous parts.
+func CleanRemote(p string) string { return path.Clean(p) }
+
+// PlacesOf makes places of what another machine says of its roots and of paths: d
+// and the canonical path of a directory, g and that of one which is gone, or
+// nothing.
+func PlacesOf(roots, paths []string) []Place {
+	var real []string
+	for _, r := range roots {
+		if root, ok := strings.CutPrefix(r, "d"); ok {
+			real = append(real, root)
+		}
+	}
+	out := make([]Place, len(paths))
+	for i, p := range paths {
+		if p == "" {
+			continue
+		}
+		for _, root := range real {
+			if isBelow(p[1:], root) {
+				out[i] = Place{Path: p[1:], Directory: p[0] == 'd'}
+				break
+			}
+		}
+	}
+	return out
 }

@@ -67,6 +67,12 @@ type OnHost struct {
 	HostID string `json:"hostId,omitempty"`
 }
 
+// On sets the host.
+func (o *OnHost) On(hostID string) { o.HostID = hostID }
+
+// Host is the canonical id of the host.
+func (o OnHost) Host() string { return o.HostID }
+
 // AgentIn names an agent by its full id.
 type AgentIn struct {
 	OnHost

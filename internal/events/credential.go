@@ -31,7 +31,7 @@ func readCredential(ref string, getenv func(string) string) (credential, error) 
 		}
 	} else {
 		var err error
-		if raw, err = readPrivate(ref); err != nil {
+		if raw, err = ReadPrivate(ref); err != nil {
 			return credential{}, err
 		}
 	}
@@ -58,8 +58,9 @@ func parseCredential(raw []byte) (credential, error) {
 	return c, nil
 }
 
-// readPrivate reads a small file that only the user that runs us can use.
-func readPrivate(path string) ([]byte, error) {
+// ReadPrivate reads a small file that only the user that runs us can use: regular,
+// his, with mode 0600 and no link. White space around the content is left out.
+func ReadPrivate(path string) ([]byte, error) {
 	// O_NONBLOCK, for else opening a pipe would wait for its writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {

@@ -67,6 +67,10 @@ type Options struct {
 	// ResolveHost gives the canonical id of a host, the local one for "". nil
 	// knows the local host only.
 	ResolveHost func(hostID string) (string, error)
+	// Renewed is told, in the transaction that makes or refreshes it, of each
+	// subscription to agent.attention: what is owed to it can be published there.
+	// nil owes nothing.
+	Renewed func(tx *store.Tx, owner, hostID, workspaceID, routeID string) error
 	// Offer names the events that can be subscribed to, for one that nothing
 	// publishes is a promise that is not kept; nil offers all.
 	Offer []string
@@ -128,6 +132,7 @@ type Service struct {
 	mailbox  Mailbox
 	allowed  func(store.Querier, string, principal.Permission) (bool, error)
 	host     func(string) (string, error)
+	renewed  func(tx *store.Tx, owner, hostID, workspaceID, routeID string) error
 	offer    []string
 	targets  map[peerKey]Target
 	ttl      TTL
@@ -150,7 +155,7 @@ func New(o Options) (*Service, error) {
 	}
 	s := &Service{
 		store: o.Store, key: o.Key, client: o.Client, checkURL: o.CheckURL, mailbox: o.Mailbox,
-		allowed: o.Allowed, host: o.ResolveHost, offer: o.Offer, targets: map[peerKey]Target{},
+		allowed: o.Allowed, host: o.ResolveHost, renewed: o.Renewed, offer: o.Offer, targets: map[peerKey]Target{},
 		ttl: TTL{
 			Default: cmp.Or(o.TTL.Default, DefaultTTL), Min: cmp.Or(o.TTL.Min, DefaultMinTTL), Max: cmp.Or(o.TTL.Max, DefaultMaxTTL),
 		},
@@ -173,6 +178,9 @@ func New(o Options) (*Service, error) {
 	}
 	if s.host == nil {
 		s.host = localOnly
+	}
+	if s.renewed == nil {
+		s.renewed = func(*store.Tx, string, string, string, string) error { return nil }
 	}
 	if s.getenv == nil {
 		s.getenv = os.Getenv

@@ -331,6 +331,11 @@ func (s *Service) subscribe(tx *store.Tx, who principal.Principal, r subscriptio
 	if err := resume(tx, row); err != nil {
 		return SubscribeOut{}, err
 	}
+	if a := r.arguments; r.name == AgentAttention {
+		if err := s.renewed(tx, r.owner, a["hostId"], a["workspaceId"], a["routeId"]); err != nil {
+			return SubscribeOut{}, err
+		}
+	}
 	err = audit.Record(tx, who, "event.subscribe", row.id, audit.OK,
 		"name", r.name, "refresh", stored.found, "expiresAt", at(row.expiresAt).String(), "rotated", row.oldUntil > stored.oldUntil)
 	if err != nil {

@@ -34,7 +34,7 @@ func (g *Gateway) buildChannel(hostID string) *channel.Server {
 		tools = mailboxTools(g.mailbox)
 	}
 	return channel.NewServer(channel.ServerOptions{
-		Store: g.store, HostID: hostID, Mailbox: g.mailbox, Tools: tools, Now: g.now, Rand: g.rand, Log: g.log,
+		Store: g.store, HostID: hostID, Mailbox: g.mailbox, Tools: tools, Dispatches: chats{g.dispatch.agents, g.store}, Now: g.now, Rand: g.rand, Log: g.log,
 	})
 }
 

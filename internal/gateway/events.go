@@ -40,8 +40,12 @@ func (g *Gateway) buildEvents(ctx context.Context) error {
 	o := wake.EventsOptions(g.config)
 	o.Store, o.Key, o.Client, o.CheckURL, o.Mailbox, o.Allowed = g.store, key, g.callbacks, dialer.CheckURL, wake.Mailbox{}, oauth.Permits
 	o.Now, o.Rand, o.Log = g.now, g.rand, g.log
+	o.ResolveHost, o.Renewed = g.eventHost, g.renewed
 	if g.config.Tools.Mailbox {
 		o.Offer = append(o.Offer, events.PeerMessage)
+	}
+	if g.config.Tools.Agents {
+		o.Offer = append(o.Offer, events.AgentAttention)
 	}
 	g.events, err = events.New(o)
 	return err

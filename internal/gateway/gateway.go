@@ -75,6 +75,7 @@ type Gateway struct {
 	agents    *channel.Agents
 	events    *events.Service
 	direct    *workspace
+	dispatch  *dispatching
 	outbound  *http.Client // of metadata documents
 	callbacks *http.Client // of events
 	stopping  context.Context
@@ -167,8 +168,11 @@ func (g *Gateway) build(ctx context.Context) error {
 		return err
 	}
 	g.buildAgents()
+	if err := g.buildDispatch(ctx); err != nil {
+		return err
+	}
 	g.mailbox = mailbox.New(mailbox.Options{
-		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events), Now: g.now, Log: g.log,
+		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events, g.dispatch.agents), Now: g.now, Log: g.log,
 	})
 	g.direct.forwards = g.buildForwards()
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
@@ -213,7 +217,7 @@ func (g *Gateway) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	errs = append(errs, g.direct.close(ctx))
+	errs = append(errs, g.dispatch.close(ctx), g.direct.close(ctx))
 	g.closeEvents(ctx)
 	if g.oauth != nil {
 		if err := g.oauth.Close(ctx); !errors.Is(err, store.ErrClosed) {

@@ -50,6 +50,9 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	if err := g.events.Start(ctx); err != nil {
 		return fmt.Errorf("starting the events: %w", errors.Join(err, socket.Close()))
 	}
+	if err := g.dispatch.agents.Start(ctx); err != nil {
+		return fmt.Errorf("starting the agents: %w", errors.Join(err, socket.Close()))
+	}
 	g.logStart(ctx)
 
 	serving, stopServing := context.WithCancel(ctx)
@@ -66,6 +69,7 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	})
 	wg.Go(func() { g.serveAgents(serving) })
 	wg.Go(func() { g.serveRemotes(serving) })
+	wg.Go(func() { g.serveDispatch(serving) })
 	wg.Go(func() { g.rest(serving, restAfter) })
 	wg.Go(func() { g.backups.Run(serving) })
 	wg.Go(func() { g.sweep(serving, "oauth", oauthSweep, g.oauth.Sweep) })
@@ -94,6 +98,9 @@ func (g *Gateway) serve(ctx context.Context, l net.Listener) error {
 		g.mailbox.Close()
 		bound, cancel := context.WithTimeout(context.Background(), g.drain)
 		defer cancel()
+		if err := g.dispatch.close(bound); err != nil {
+			g.log.Warn("dispatches were still under way at the end of the stop", "error", err)
+		}
 		if err := g.direct.close(bound); err != nil {
 			g.log.Warn("the Direct workspace was still busy at the end of the stop", "error", err)
 		}

@@ -28,21 +28,21 @@ type host struct {
 const probeBudget = 2 * time.Second
 
 // listHosts asks all hosts at once.
-func (w *workspace) listHosts(ctx context.Context) []host {
+func (w *workspace) listHosts(ctx context.Context, d *dispatching) []host {
 	statuses := w.hosts.Probe(ctx, probeBudget)
 	out := make([]host, len(statuses))
 	for i, h := range w.hosts.All() {
 		s := statuses[i]
 		out[i] = host{
 			HostID: h.ID(), Name: h.Name(), Transport: h.Transport(), Available: s.State == hosts.Up, CheckedAt: files.Time{Time: s.CheckedAt},
-			Reason: s.Reason, DirectConfigured: h.DirectConfigured(), Worker: s.Worker,
+			Reason: s.Reason, DirectConfigured: h.DirectConfigured(), AgentsAvailable: d.available(h.ID()), Worker: s.Worker,
 		}
 	}
 	return out
 }
 
 // hostTools is the one tool that shows the hosts.
-func hostTools(w *workspace) []tool.Tool {
+func hostTools(w *workspace, d *dispatching) []tool.Tool {
 	return []tool.Tool{{
 		Name: "list_hosts", Title: "List hosts", ReadOnly: true, Idempotent: true,
 		Description: "List the owner's machines that this gateway reaches, by hostId. Pass a hostId to the other tools to work there; left out, it is the gateway's own machine, which is also called local or mac. Then use list_direct_projects to see which projects a host has.",
@@ -59,7 +59,7 @@ func hostTools(w *workspace) []tool.Tool {
 			tool.Opt("worker", tool.Object("The gateway's helper on that host: version, outdated.")),
 		)))),
 		Call: func(ctx context.Context, _ principal.Principal, _ json.RawMessage) (any, error) {
-			return map[string][]host{"hosts": w.listHosts(ctx)}, nil
+			return map[string][]host{"hosts": w.listHosts(ctx, d)}, nil
 		},
 	}}
 }

@@ -24,7 +24,7 @@ import (
 
 // groups are all tools there are, by the config's names.
 func groups() map[string][]tool.Tool {
-	return map[string][]tool.Tool{"mailbox": mailboxTools(nil), "hosts": hostTools(&workspace{}), "direct": directTools(&workspace{})}
+	return map[string][]tool.Tool{"mailbox": mailboxTools(nil), "hosts": hostTools(&workspace{}, nil), "direct": directTools(&workspace{}), "agents": agentTools(&dispatching{})}
 }
 
 func TestToolDefinitions(t *testing.T) {
@@ -136,7 +136,7 @@ func TestTheSurfaceNeverMoves(t *testing.T) {
 	}
 
 	c3 := testConfig(t)
-	c3.Tools.Mailbox, c3.Tools.Direct = false, false
+	c3.Tools.Mailbox, c3.Tools.Direct, c3.Tools.Agents = false, false, false
 	off := start(t, c3)
 	if body := list(off, false); !strings.Contains(body, `"tools":[]`) {
 		t.Errorf("a group that is off: %s", body)

@@ -1,11 +1,12 @@
 // Package wake joins the mailbox to what wakes its readers.
 //
-// It owns nothing but the translation between the two: [Mailbox] is the mailbox
-// as internal/events asks for it, [New] is internal/events as the mailbox asks
-// for it, and [EventsOptions] is the config as internal/events takes it. It promises to change no meaning on the way. The gateway and the
-// owner's commands without a gateway both build with it, so that a peer that is
-// stopped offline stops waking offline too. The rules are in the packages it
-// joins.
+// It owns nothing but the translation between them: [Mailbox] is the mailbox as
+// internal/events asks for it, [New] is internal/events and internal/agents as the
+// mailbox asks for them, [Attention] is internal/events as the agents ask for it,
+// and [EventsOptions] is the config as internal/events takes it. It promises to
+// change no meaning on the way. The gateway and the owner's commands without a
+// gateway both build with it, so that a peer that is stopped offline stops waking
+// offline too. The rules are in the packages it joins.
 package wake
 
 import (
@@ -32,9 +33,7 @@ func EventsOptions(c *config.Config) events.Options {
 	return o
 }
 
-// New makes the mailbox's [mailbox.Wake] of an events service.
-func New(e *events.Service) mailbox.Wake { return adapter{e} }
-
+// adapter is the ways of internal/events.
 type adapter struct{ events *events.Service }
 
 func peer(p mailbox.PeerRef) events.Peer {

@@ -58,7 +58,7 @@ func TestMailWakesAndIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close(ctx)
-	box := mailbox.New(mailbox.Options{Store: s, Wake: wake.New(e)})
+	box := mailbox.New(mailbox.Options{Store: s, Wake: wake.New(e, nil)})
 	defer box.Close()
 
 	who := principal.Principal{Owner: principal.SharedOwner, ClientID: "c", Permissions: principal.Full()}

@@ -68,7 +68,7 @@ func withEvents(t *testing.T) *home {
 		t.Fatal(err)
 	}
 	who := principal.Principal{Owner: principal.SharedOwner, ClientID: "chatgpt", Permissions: principal.Full()}
-	box := mailbox.New(mailbox.Options{Store: s, Now: at, Wake: wake.New(e)})
+	box := mailbox.New(mailbox.Options{Store: s, Now: at, Wake: wake.New(e, nil)})
 	defer box.Close()
 	for _, id := range []string{"chat-main", "grok-bot"} {
 		if _, err := box.RegisterPeer(ctx, who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Chat}); err != nil {

@@ -179,14 +179,14 @@ func (h *Host) settings(at spec, values map[string][]string) (*settings, error) 
 	}
 	var err error
 	if s.port, err = number(values, "port", s.port, 65535); err != nil || s.port == 0 {
-		return nil, errors.New("Port is not from 1 to 65535")
+		return nil, errors.New("the Port is not from 1 to 65535")
 	}
 	s.keyAlias = first(values, "hostkeyalias")
 	s.jump = first(values, "proxyjump")
 	if v := first(values, "user"); v != "" {
 		s.user = v
 		if s.user, err = s.expand(v, userTokens, true); err != nil {
-			return nil, fmt.Errorf("User can't be filled in: %w", err)
+			return nil, fmt.Errorf("the User can't be filled in: %w", err)
 		}
 	}
 	if err := s.readWay(values); err != nil {
