@@ -31,12 +31,18 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return nil, errors.New("the schema is not a JSON Schema")
 	}
+	if !drafts[strings.TrimPrefix(strings.TrimPrefix(strings.TrimSuffix(s.Schema, "#"), "http://"), "https://")] {
+		return nil, errors.New("the schema is of another draft than 2020-12 or draft-07")
+	}
 	resolved, err := resolve(&s)
 	if err != nil {
 		return nil, fmt.Errorf("the schema can't be used: %s", shown(err.Error()))
 	}
 	return &Schema{resolved}, nil
 }
+
+// drafts are the values of $schema that the library can check, without scheme.
+var drafts = map[string]bool{"": true, "json-schema.org/draft/2020-12/schema": true, "json-schema.org/draft-07/schema": true}
 
 // resolve keeps a panic of the library inside: schemas come from strangers.
 func resolve(s *jsonschema.Schema) (_ *jsonschema.Resolved, err error) {
@@ -70,26 +76,33 @@ func (s *Schema) Check(canonical json.RawMessage) (err error) {
 }
 
 // problem says an error of the library without the values in it: the deepest
-// place in the schema, and its rule.
+// place in the arguments, and the rule of the schema there.
 func problem(err error) string {
-	place := "args"
+	place, entered := "", map[string]string{} // where each definition was entered
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
 		at := strings.TrimSuffix(strings.TrimSuffix(err.Error(), inner.Error()), ": ")
-		if at, ok := strings.CutPrefix(at, "validating "); ok && strings.HasPrefix(at, "/") {
-			place = "args" + argumentPath(at)
+		if pointer, ok := strings.CutPrefix(at, "validating /"); ok {
+			parts := strings.Split(pointer, "/")
+			base := ""
+			if (parts[0] == "$defs" || parts[0] == "definitions") && len(parts) > 1 {
+				if _, known := entered[parts[1]]; !known {
+					entered[parts[1]] = place
+				}
+				base, parts = entered[parts[1]], parts[2:]
+			}
+			place = base + argumentPath(parts)
 		}
 		err = inner
 	}
-	return place + " " + rule(err.Error())
+	return "args" + place + " " + rule(err.Error())
 }
 
 // argumentPath turns a pointer into a schema into the path of the argument.
-func argumentPath(pointer string) string {
+func argumentPath(parts []string) string {
 	path := ""
-	parts := strings.Split(pointer[1:], "/")
 	for i := 0; i < len(parts); i++ {
 		switch parts[i] {
-		case "properties", "$defs", "definitions":
+		case "properties":
 			if i++; i < len(parts) {
 				path += "." + shown(strings.NewReplacer("~1", "/", "~0", "~").Replace(parts[i]))
 			}

@@ -95,7 +95,7 @@ func TestCheckNamesPlaceAndRuleNotTheValue(t *testing.T) {
 		`{"cmd":"z"}`:                         "args.cmd breaks the schema's rule minLength",
 		`{"cmd":"ls","kind":"5551234"}`:       "args.kind must be one of the values that the schema lists",
 		`{"cmd":"ls","list":[{"x":5551234}]}`: "args.list[].x must be of type boolean",
-		`{"cmd":"ls","d":5551234}`:            "args.d.D must be at most 3.5",
+		`{"cmd":"ls","d":5551234}`:            "args.d must be at most 3.5",
 		`{"cmd":"ls","other":5551234}`:        "args has unknown properties: ?other?",
 		`[]`:                                  "args must be an object",
 	} {
