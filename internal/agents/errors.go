@@ -34,16 +34,17 @@ var (
 	RouteBound         = fault.Kind{Code: "route_bound", Hint: "The request tells another route, whose subscription is active. Read its results with get_request_result instead."}
 	NoAgentYet         = fault.Kind{Code: "agent_submission_unknown", Hint: "Read the receipt with get_dispatch_request until it names an agent, then repeat the call.", Retryable: true}
 	DispatchRejected   = fault.Kind{Code: "dispatch_rejected", Hint: "The daemon refused this request, so it has no result; the receipt says why. Dispatch anew with another requestId."}
-	ReplyMismatch      = fault.Kind{Code: "reply_mismatch", Hint: "Send the reply to the agent that wrote the message; get_agent_message names it."}
-	AlreadyReplied     = fault.Kind{Code: "already_replied", Hint: "A message has one reply, and this one has another already. Send a prompt without replyToMessageId instead."}
+	ReplyMismatch      = fault.Kind{Code: "agent_reply_mismatch", Hint: "Send the reply to the agent that wrote the message; get_agent_message names it."}
+	AlreadyReplied     = fault.Kind{Code: "agent_already_replied", Hint: "A message has one reply, and this one has another already. Send a prompt without replyToMessageId instead."}
 	TimelineUnreadable = fault.Kind{Code: "timeline_unreadable", Hint: "Repeat the call with a smaller limit.", Retryable: true}
 	NotAuthorized      = fault.Kind{Code: "request_not_authorized", Hint: "Use the requestId of the prompt that you work on; it stands in the prompt's first line."}
 )
 
-// Kinds lists the refusals of this package for docs/errors.md.
+// Kinds lists the refusals of this package for docs/errors.md, but for
+// outcome_unknown, which stands there for all that have it.
 func Kinds() []fault.Kind {
 	return []fault.Kind{
-		HostUnavailable, IdentityChanged, UnsupportedDaemon, DaemonRefused, OutcomeUnknown, AgentNotFound, PathNotAllowed, WorkspaceNotFound,
+		HostUnavailable, IdentityChanged, UnsupportedDaemon, DaemonRefused, AgentNotFound, PathNotAllowed, WorkspaceNotFound,
 		ReservedLabel, AutoAcceptRefused, AgentBusy, PermissionPending, PermissionGone, UnknownDispatch, AgentMismatch, UnknownMessage,
 		NoActiveRoute, AmbiguousRoute, RouteBound, NoAgentYet, DispatchRejected, ReplyMismatch, AlreadyReplied, TimelineUnreadable, NotAuthorized,
 	}

@@ -139,7 +139,7 @@ func TestEventsWakeAPeer(t *testing.T) {
 			}
 			NextCursor *string
 		}](t, body)
-		if len(list.Events) != 1 || list.Events[0].Name != "peer.message" || list.Events[0].InputSchema["type"] != "object" || list.Events[0].PayloadSchema["type"] != "object" || list.NextCursor != nil {
+		if len(list.Events) != 2 || list.Events[1].Name != "agent.attention" || list.Events[0].Name != "peer.message" || list.Events[0].InputSchema["type"] != "object" || list.Events[0].PayloadSchema["type"] != "object" || list.NextCursor != nil {
 			t.Errorf("events: %s", body)
 		}
 		if (list.ResultType == "complete") != isModern {
@@ -276,10 +276,10 @@ func eventRefusals(t *testing.T, h *harness, receiver *sink, codes string, isMod
 
 func TestEventsAreListedByPermission(t *testing.T) {
 	h := startEvents(t)
-	if _, body := h.event(t, true, mutedToken, "events/list", nil); !strings.Contains(body, `"events":[]`) {
+	if _, body := h.event(t, true, mutedToken, "events/list", nil); strings.Contains(body, "peer.message") || !strings.Contains(body, "agent.attention") {
 		t.Errorf("without the permission: %s", body)
 	}
-	off := startEvents(t, func(c *config.Config) { c.Tools.Mailbox = false })
+	off := startEvents(t, func(c *config.Config) { c.Tools.Mailbox, c.Tools.Agents = false, false })
 	if _, body := off.event(t, true, goodToken, "events/list", nil); !strings.Contains(body, `"events":[]`) {
 		t.Errorf("without the mailbox: %s", body)
 	}

@@ -261,7 +261,7 @@ func TestMailboxWithTheGoClient(t *testing.T) {
 			}
 			defer session.Close()
 			tools, err := session.ListTools(t.Context(), nil)
-			if err != nil || len(tools.Tools) != 7+1+13 {
+			if err != nil || len(tools.Tools) != 7+1+13+23 {
 				t.Fatalf("%v, %v", tools, err)
 			}
 			res, err := session.CallTool(t.Context(), &mcp.CallToolParams{Name: "register_peer", Arguments: map[string]any{"peerId": "chat-" + name, "kind": "chat"}})
