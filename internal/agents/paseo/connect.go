@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/coder/websocket"
@@ -67,13 +69,13 @@ func (c *Client) connect(ctx context.Context) (*conn, *trouble) {
 // dial makes the websocket. The host name is one that every daemon accepts, over
 // TCP, a socket or a tunnel; no Origin is sent, for that would be checked.
 func (c *Client) dial(ctx context.Context, protocols []string) (*websocket.Conn, *trouble) {
-	var dialErr error
+	var reached atomic.Bool
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var conn net.Conn
-			conn, dialErr = c.o.Dial(ctx)
-			return conn, dialErr
+			conn, err := dialThrough(ctx, c.o.Dial)
+			reached.Store(err == nil)
+			return conn, err
 		},
 	}
 	ws, resp, err := websocket.Dial(ctx, "ws://localhost:6767/ws", &websocket.DialOptions{
@@ -84,8 +86,8 @@ func (c *Client) dial(ctx context.Context, protocols []string) (*websocket.Conn,
 	case err == nil:
 		ws.SetReadLimit(c.o.MaxFrame)
 		return ws, nil
-	case dialErr != nil:
-		return nil, &trouble{Unreachable, unreachable(dialErr), dialErr}
+	case errors.Is(err, errDial), !reached.Load(): // the latter if dialling goes on beyond its time
+		return nil, &trouble{Unreachable, unreachable(err), err}
 	case ctx.Err() != nil:
 		return nil, &trouble{NoAnswer, "The daemon's address takes connections, but nothing answers there.", err}
 	case resp == nil:
@@ -94,6 +96,17 @@ func (c *Client) dial(ctx context.Context, protocols []string) (*websocket.Conn,
 		return nil, passwordTrouble(len(protocols) > 0, err)
 	}
 	return nil, &trouble{HelloRefused, "What listens at the daemon's address refused a websocket with HTTP " + resp.Status + ".", err}
+}
+
+// errDial marks a request whose connection was never made.
+var errDial = errors.New("dialling")
+
+func dialThrough(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	conn, err := dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errDial, err)
+	}
+	return conn, nil
 }
 
 // unreachable is the public reason for a failed dial: a fault's own words, else a
@@ -120,9 +133,10 @@ func (c *Client) greet(ctx context.Context, ws *websocket.Conn, withPassword boo
 	hello, err := json.Marshal(map[string]any{
 		"type": "hello", "clientId": c.o.ClientID, "clientType": "mcp", "protocolVersion": 1, "appVersion": c.o.AppVersion,
 		// The first two change what is pushed and are used where the daemon offers
-		// them; the third lets old daemons send item merges unabridged.
+		// them; the third lets old daemons send item merges unabridged, and with the
+		// last newer ones need no version to show custom providers.
 		"capabilities": map[string]bool{
-			"selective_agent_timeline": true, "timeline_replacement_invalidation": true, "reasoning_merge_enum": true,
+			"selective_agent_timeline": true, "timeline_replacement_invalidation": true, "reasoning_merge_enum": true, "all_providers": true,
 		},
 	})
 	if err != nil {

@@ -213,3 +213,15 @@ func TestWhatIsNoDaemonIsSaidToBeNone(t *testing.T) {
 	}})
 	f.state(paseo.Down, paseo.NoAnswer)
 }
+
+func TestADialThatHangsIsGivenUp(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	f := run(t, paseo.Options{ConnectTimeout: 50 * time.Millisecond, Dial: func(context.Context) (net.Conn, error) {
+		<-hang
+		return nil, errors.New("too late")
+	}})
+	if s := f.state(paseo.Down, paseo.Unreachable); !strings.Contains(s.Reason, "in time") {
+		t.Fatalf("reason %q", s.Reason)
+	}
+}

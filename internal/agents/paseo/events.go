@@ -116,7 +116,7 @@ type DiscontinuityReason string
 // force: what is read from the daemon after it misses nothing that comes later.
 const (
 	Restored          DiscontinuityReason = "restored"
-	SubscriptionError DiscontinuityReason = "subscription_error" // the daemon refused; events of agents may be missing until the next Restored
+	SubscriptionError DiscontinuityReason = "subscription_error" // follows a Restored: the daemon refused a part, whose events are missing until the next
 	EpochChanged      DiscontinuityReason = "epoch_changed"      // cursors and seqs of before are void
 	SequenceReset     DiscontinuityReason = "sequence_reset"
 	SequenceGap       DiscontinuityReason = "sequence_gap"

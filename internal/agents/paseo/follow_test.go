@@ -254,3 +254,13 @@ func TestSubscriptionsEndWithTheClient(t *testing.T) {
 		t.Fatalf("err = %v", err)
 	}
 }
+
+func TestARefusedSubscriptionIsToldAfterRestored(t *testing.T) {
+	d := paseotest.Start(t, paseotest.Options{})
+	d.Order(paseotest.Fault{Request: "agent.timeline.set_subscription.request", Act: paseotest.Refuse, Error: "no"})
+	f := connected(t, quick(d))
+	f.discontinuity(paseo.SubscriptionError)
+	if d.Opened() != 1 {
+		t.Fatalf("%d connections", d.Opened())
+	}
+}

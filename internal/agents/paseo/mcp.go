@@ -27,9 +27,6 @@ const (
 	mcpAnswer = 16 << 20
 )
 
-// errDial marks a request whose connection was never made.
-var errDial = errors.New("dialling")
-
 type mcpEndpoint struct {
 	client   *http.Client
 	password func() (string, error)
@@ -44,13 +41,7 @@ func (m *mcpEndpoint) configure(o Options) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			DisableKeepAlives: true, // such calls are rare, and a kept connection is one more to lose
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				conn, err := o.Dial(ctx)
-				if err != nil {
-					return nil, errors.Join(errDial, err)
-				}
-				return conn, nil
-			},
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dialThrough(ctx, o.Dial) },
 		},
 	}
 }

@@ -205,16 +205,17 @@ func (cn *conn) resync(ctx context.Context) {
 		"filter": fields{"includeArchived": true}, "page": fields{"limit": 1},
 		"subscribe": fields{"subscriptionId": cn.c.o.ClientID},
 	})
-	if err := errors.Join(errWatch, errList); err != nil {
-		var no *Rejected
-		if !errors.As(err, &no) {
-			cn.end(&trouble{NoAnswer, "The daemon did not put the subscriptions in force.", err})
-			return
-		}
+	err := errors.Join(errWatch, errList)
+	var no *Rejected
+	if err != nil && !errors.As(err, &no) {
+		cn.end(&trouble{NoAnswer, "The daemon did not put the subscriptions in force.", err})
+		return
+	}
+	cn.c.publish(Discontinuity{Reason: Restored, Process: process}, 0)
+	if err != nil {
 		cn.c.o.Log.Warn("the agent daemon refused a subscription", slog.String("host", cn.c.o.HostID), slog.Any("cause", err))
 		cn.c.publish(Discontinuity{Reason: SubscriptionError}, 0)
 	}
-	cn.c.publish(Discontinuity{Reason: Restored, Process: process}, 0)
 }
 
 func (cn *conn) rewatch(ctx context.Context) error {
