@@ -34,8 +34,11 @@ func change[Out any](ctx context.Context, c *Client, name string, who principal.
 	meta[wire.OperationKey] = newID()
 	a := &asked{name, meta, in, func() any { return new(Out) }}
 	out := a.out()
-	if err = s.call(ctx, name, meta, in, out); errors.Is(err, errLost) {
+	switch err = c.callChange(ctx, s, a, out); {
+	case errors.Is(err, errLost):
 		out, err = c.settleWithin(ctx, a)
+	case errors.Is(err, errStalled):
+		err = c.undecided()
 	}
 	if err == nil {
 		return *out.(*Out), nil
@@ -50,6 +53,42 @@ func change[Out any](ctx context.Context, c *Client, name string, who principal.
 		})
 	}
 	return none, err
+}
+
+// callChange makes the call of a change. On a connection that has stopped
+// answering it waits as long as for one that was lost, and ends with errStalled.
+func (c *Client) callChange(ctx context.Context, s *session, a *asked, out any) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c.mu.Lock()
+	reads := c.reads
+	c.mu.Unlock()
+	defer context.AfterFunc(reads, func() {
+		timer := time.NewTimer(c.o.SettleTimeout)
+		defer timer.Stop()
+		for news := c.listen(); c.isStalled(); news = c.listen() {
+			select {
+			case <-news:
+			case <-timer.C:
+				cancel(errStalled)
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	})()
+	return s.call(ctx, a.name, a.meta, a.in, out)
+}
+
+func (c *Client) isStalled() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stalled != nil
+}
+
+// undecided is the answer to a change of which nobody knows yet.
+func (c *Client) undecided() error {
+	return hosts.OutcomeUnknown.New("The connection was lost before the host answered, and it has not come back in time. " + c.away(c.o.Links.Status()).Message).Because(errUnsettled)
 }
 
 // errUnsettled is in the chain of a refusal that says that nobody knows yet.
@@ -68,8 +107,7 @@ func (c *Client) settleWithin(ctx context.Context, a *asked) (any, error) {
 	case ctx.Err() != nil && limited.Err() != nil:
 		return nil, ctx.Err()
 	case limited.Err() != nil && !isRefusal(err):
-		reason := c.away(c.o.Links.Status())
-		return nil, hosts.OutcomeUnknown.New("The connection was lost before the host answered, and it has not come back in time. " + reason.Message).Because(errUnsettled)
+		return nil, c.undecided()
 	}
 	return out, err
 }

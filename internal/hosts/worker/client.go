@@ -101,6 +101,21 @@ func (c *Client) Close() {
 	c.work.Wait()
 }
 
+// Renew has the next call start the worker anew, as after an installation. The
+// present one ends when it has finished what it changes.
+func (c *Client) Renew() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next, c.delay = time.Time{}, 0
+	s := c.current
+	if s == nil || c.closed {
+		return
+	}
+	c.current = nil
+	s.renewed = true
+	c.work.Go(func() { s.retire(closeTimeout) })
+}
+
 // LinkChanged tells the client what became of the connection: it is for OnChange
 // of package ssh. It does not block.
 func (c *Client) LinkChanged(now hosts.Status) {
@@ -277,7 +292,7 @@ func (c *Client) keep(s *session) {
 		c.delay = 0
 	}
 	switch {
-	case c.closed:
+	case c.closed, s.renewed:
 	case reason == nil:
 		c.o.Log.Info("the worker's connection was lost")
 	case c.current == nil && c.attempt == nil:

@@ -316,3 +316,22 @@ func TestContentThatIsNotWhole(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestRenew(t *testing.T) {
+	m := newMachine(t)
+	c := m.open()
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old := m.current().processes()
+	c.Renew()
+	if _, err := c.ListDirectProjects(t.Context(), direct.ListDirectProjectsIn{}); err != nil {
+		t.Fatal(err)
+	}
+	if now := m.current().processes(); len(now) == 1 && now[0] == old[0] {
+		t.Error("it is the same worker")
+	}
+	if s := c.Status(); s.Reason != "" {
+		t.Errorf("%+v", s)
+	}
+}

@@ -242,6 +242,33 @@ func TestStalledConnection(t *testing.T) {
 	}
 }
 
+// A change does not wait for ever for a connection that has stopped answering.
+func TestChangeOnStalledConnection(t *testing.T) {
+	m := newMachine(t)
+	c := m.open(func(o *worker.Options) { o.SettleTimeout = 200 * time.Millisecond })
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ends := make(chan any, 1)
+	got := make(chan error, 1)
+	go func() {
+		ctx := worker.WithSettled(t.Context(), func(out any, err error) { ends <- out })
+		_, err := c.RunDirectCommand(ctx, me(), commands.RunDirectCommandIn{ProjectID: "p", RequestID: "r", Argv: []string{"sh", "-c", "sleep 0.4; echo done >f"}, WaitMs: ptr(20_000)})
+		got <- err
+	}()
+	for m.started() == 0 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	c.LinkChanged(hosts.Status{State: hosts.Degraded, Since: time.Now()})
+	if err := <-got; !errors.Is(err, hosts.OutcomeUnknown) {
+		t.Fatal(err)
+	}
+	c.LinkChanged(hosts.Status{State: hosts.Up, Since: time.Now()})
+	if out, ok := (<-ends).(commands.RunDirectCommandOut); !ok || out.State != record.Exited || out.Duplicate {
+		t.Fatalf("%+v", out)
+	}
+}
+
 // When the host does not come back in time, the outcome is unknown, and learnt
 // later for the record.
 func TestOutcomeUnknown(t *testing.T) {

@@ -80,11 +80,14 @@ func (p placements) Open(ctx context.Context, projectID, path string) (*transfer
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, ch.close)
+	waiting, cancel := p.c.reading(ctx)
+	stop := context.AfterFunc(waiting, ch.close)
 	var a wire.Opened
 	err = wire.ReadAnswer(ch.r, ch.nonce, &a)
-	if !stop() && ctx.Err() != nil {
-		err = ctx.Err()
+	ended := !stop()
+	cancel()
+	if ended {
+		err = p.c.lostRead(context.Cause(waiting))
 	} else if err != nil {
 		err = p.c.broke("").Because(err)
 	} else if a.Error != nil {

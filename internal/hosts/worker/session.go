@@ -31,6 +31,8 @@ type session struct {
 	bulk    string // its socket
 	worker  hosts.Worker
 
+	renewed bool // another one takes its place; guarded by c.mu
+
 	lost     chan struct{} // closed when no answer will come any more
 	loseOnce sync.Once
 	said     complaint
