@@ -179,7 +179,8 @@ type AdoptOut struct {
 // Adopt makes an agent that was started by hand the owner's, or lets one come
 // back that was revoked, and issues its capability. hostID "" is the local host.
 //
-// Refusals: invalid_arguments, unknown_host, agent_taken.
+// Refusals: invalid_arguments, unknown_host, agent_taken, capability_not_private,
+// which names a path of this machine and so is for its owner alone.
 func (g *Agents) Adopt(ctx context.Context, owner, hostID, agentID string) (AdoptOut, error) {
 	hostID, agentID, err := g.checkAgent(hostID, agentID)
 	if err != nil {
@@ -215,6 +216,9 @@ func (g *Agents) Adopt(ctx context.Context, owner, hostID, agentID string) (Adop
 		out.StateDir = g.o.StateDir
 	}
 	if _, err := g.Issue(ctx, hostID, agentID); err != nil {
+		if unsafe := (*capability.UnsafeError)(nil); errors.As(err, &unsafe) {
+			return AdoptOut{}, notPrivate.New(unsafe.Error() + ".").Because(err)
+		}
 		if hostID == g.o.LocalHostID {
 			return AdoptOut{}, err
 		}

@@ -157,6 +157,27 @@ func TestRemoteHost(t *testing.T) {
 	}
 }
 
+// TestWhatIsNotPrivateIsNamed to the owner, and to nobody else.
+func TestWhatIsNotPrivateIsNamed(t *testing.T) {
+	m := newMachine(t)
+	m.adopt("builder")
+	link := filepath.Join(m.dir, capability.Name("builder"))
+	if err := errors.Join(os.Rename(link, link+"x"), os.Symlink(link+"x", link)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := m.agents.Adopt(t.Context(), principal.SharedOwner, "", "builder")
+	if e := fault.From(err); e.Code != "capability_not_private" || !strings.Contains(e.Message, link) {
+		t.Errorf("adopting: %v", err)
+	}
+	_, err = m.agents.Issue(t.Context(), "local", "builder")
+	if e := fault.From(err); err == nil || strings.Contains(e.Message+e.Hint, m.dir) {
+		t.Errorf("issuing for a dispatch: %v", err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
+		t.Errorf("it was replaced: %v, %v", info, err)
+	}
+}
+
 func TestListPages(t *testing.T) {
 	m := newMachine(t)
 	for _, id := range []string{"c", "a", "b"} {

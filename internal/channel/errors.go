@@ -13,6 +13,8 @@ var (
 	unreadable    = fault.Kind{Code: "request_unreadable", Hint: "Nothing was done. Repeat the request with the same ids; it must arrive whole within 10 seconds.", Retryable: true}
 	tooFast       = fault.Kind{Code: "agent_rate_limited", Hint: "Nothing was done. Wait a second, then repeat the request with the same ids.", Retryable: true}
 
+	notPrivate = fault.Kind{Code: "capability_not_private", Hint: "Look who could have changed it, correct it, and run the command again: the agent is yours already, and gets its capability then."}
+
 	// UnknownAgent is an agent that the owner has neither dispatched nor adopted.
 	UnknownAgent = fault.Kind{Code: "unknown_agent", Hint: "gateway agents list shows the agents; gateway agents adopt adds one that you started by hand."}
 	// AgentRevoked is an agent whose access the owner has ended.
@@ -26,6 +28,6 @@ var (
 func Kinds() []fault.Kind {
 	return []fault.Kind{
 		noCapability, badCapability, notOwnPeer, noDispatch, unknownRoute, tooLarge, unreadable, tooFast,
-		UnknownAgent, AgentRevoked, AgentTaken,
+		notPrivate, UnknownAgent, AgentRevoked, AgentTaken,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,7 +56,8 @@ type ForwardStatus struct {
 // each connection, and a link of an unchanging name to it. It is safe for
 // concurrent use.
 type Forward struct {
-	o ForwardOptions
+	o     ForwardOptions
+	retry chan struct{}
 
 	mu     sync.Mutex
 	status ForwardStatus
@@ -67,7 +69,7 @@ func NewForward(o ForwardOptions) *Forward {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Forward{o: o, status: ForwardStatus{Since: o.Server.o.Now(), Reason: "The host is not connected."}}
+	return &Forward{o: o, retry: make(chan struct{}, 1), status: ForwardStatus{Since: o.Server.o.Now(), Reason: "The host is not connected."}}
 }
 
 // Status is what is known now.
@@ -75,6 +77,14 @@ func (f *Forward) Status() ForwardStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
+}
+
+// Retry has a setup that failed tried again at once.
+func (f *Forward) Retry() {
+	select {
+	case f.retry <- struct{}{}:
+	default:
+	}
 }
 
 func (f *Forward) begin() uint64 {
@@ -125,8 +135,12 @@ func (f *Forward) Keep(ctx context.Context, link Link) {
 	defer f.note(n, "The host is not connected.")
 	for retry := firstRetry; ctx.Err() == nil; retry = min(2*retry, lastRetry) {
 		err := f.hold(ctx, n, link)
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return
+		case <-link.Done():
+			return
+		default:
 		}
 		reason := "The channel's socket on the host was closed."
 		if err != nil {
@@ -136,6 +150,8 @@ func (f *Forward) Keep(ctx context.Context, link Link) {
 		f.o.Log.Warn("agents of a host can't reach the gateway", "host", f.o.Server.o.HostID, "reason", reason, "error", err)
 		select {
 		case <-time.After(retry):
+		case <-f.retry:
+			retry = firstRetry
 		case <-ctx.Done():
 		}
 	}
@@ -186,19 +202,27 @@ func (f *Forward) hold(ctx context.Context, n uint64, link Link) error {
 // The scripts print a line "! reason" instead of doing what they can't do safely;
 // see reasons.
 const (
+	// stateDir checks the state directory $d, which the owner's installation made.
+	stateDir = `[ -e "$d" ] || [ -L "$d" ] || { echo '! missing'; exit; }
+` + private
 	// checkDir makes and checks the private directory $d.
-	checkDir = `[ -e "$d" ] || [ -L "$d" ] || mkdir -p -- "$d" 2>/dev/null || { echo '! make'; exit; }
-[ -d "$d" ] && [ ! -L "$d" ] && [ -O "$d" ] || { echo '! private'; exit; }
+	checkDir = `[ -e "$d" ] || [ -L "$d" ] || mkdir -- "$d" 2>/dev/null || { echo '! make'; exit; }
+` + private
+	private = `[ -d "$d" ] && [ ! -L "$d" ] && [ -O "$d" ] || { echo '! private'; exit; }
 case $(ls -ld -- "$d") in drwx------*) ;; *) echo '! private'; exit ;; esac
 `
 	// prepareScript prints the sockets of earlier connections, the one that the link
 	// names first.
 	prepareScript = `umask 077
 d=$1
-` + checkDir + `cd -- "$d" || exit 1
+` + stateDir + `cd -- "$d" || exit 1
 l=agent-channel.sock
 if [ -L $l ]; then ls -l $l | sed 's/.* -> //'; elif [ -e $l ]; then echo '! taken'; exit; fi
-for s in a-*.sock; do [ -S "$s" ] && [ ! -L "$s" ] && printf '%s\n' "$s"; done
+n=0
+for s in a-*.sock; do
+  [ $n -lt 200 ] || break # the others are for the next time
+  [ -S "$s" ] && [ ! -L "$s" ] && printf '%s\n' "$s" && n=$((n+1))
+done
 exit 0`
 	// publishScript moves the link to a socket, at once.
 	publishScript = `cd -- "$1" && [ -S "$2" ] || exit 1
@@ -214,7 +238,8 @@ exit 0`
 
 // reasons are what scripts refuse, for the owner.
 var reasons = map[string]string{
-	"make":    "remoteStateDir could not be made on the host.",
+	"missing": "Nothing is installed on the host yet: the owner runs gateway hosts install.",
+	"make":    "A directory in remoteStateDir could not be made on the host.",
 	"private": "remoteStateDir on the host, or a directory in it, is not one of that user alone: it must be no link, belong to the user, and have mode 0700.",
 	"taken":   "agent-channel.sock in remoteStateDir is none of this gateway's links: move it away, or choose another remoteStateDir.",
 	"file":    "A file in remoteStateDir on the host is no private file: remove it.",
@@ -232,7 +257,7 @@ func (f *Forward) prepare(ctx context.Context, link Link) ([]string, error) {
 	}
 	var names []string
 	for _, name := range strings.Fields(string(out)) {
-		if strings.HasPrefix(name, "a-") && strings.HasSuffix(name, ".sock") && !strings.Contains(name, "/") {
+		if strings.HasPrefix(name, "a-") && strings.HasSuffix(name, ".sock") && !strings.Contains(name, "/") && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

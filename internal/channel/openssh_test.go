@@ -41,7 +41,7 @@ func newOpenSSH(t *testing.T, config ...string) *openSSH {
 	})
 	h.Start(context.Background())
 	t.Cleanup(func() { h.Close() })
-	return &openSSH{newMachine(t), s, h, filepath.Join(shortDir(t), "state")}
+	return &openSSH{newMachine(t), s, h, installedDir(t)}
 }
 
 // keep keeps a forward over the links of the host, until the returned function is

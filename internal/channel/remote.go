@@ -23,7 +23,7 @@ type RemoteDir struct {
 // the name of the unfinished file.
 const writeScript = `umask 077
 d=$1
-` + checkDir + `if [ -n "$2" ]; then d=$1/$2
+` + stateDir + `if [ -n "$2" ]; then d=$1/$2
 ` + checkDir + `fi
 cd -- "$d" || exit 1
 if [ -L "$3" ]; then echo '! file'; exit; fi
