@@ -44,7 +44,7 @@ var families = []struct {
 	{"HTTP and MCP", "In `error` of a JSON body, or in `error.data` of a JSON-RPC error.", gateway.Kinds()},
 	{"MCP Events", "In `error.data` of a JSON-RPC error, whose number follows `events.errorCodes`; the last two on standard error of an owner's command.", events.Kinds()},
 	{"OAuth", "In `error` of an OAuth answer, as the RFCs name them, with `error_description`, `hint` and `id` beside it; or on a page for the owner.", oauth.Kinds()},
-	{"Agents' channel", "In `error` of the JSON body that the channel's socket answers, and of what `peer-agent` prints; the last three also on standard error of an owner's command.", channel.Kinds()},
+	{"Agents' channel", "In `error` of the JSON body that the channel's socket answers, and of what `peer-agent` prints; the last four also on standard error of an owner's command.", channel.Kinds()},
 	{"peer-agent", "In `error` of what `peer-agent` prints, which may also be any refusal of the channel or the mailbox, and `outcome_unknown`.", slices.Concat(peeragent.PeerKinds(), client.Kinds())},
 	{"Owner's commands", "On standard error of a command, or in its JSON.", admin.Kinds()},
 }

@@ -61,7 +61,7 @@ func TestAgentsCommands(t *testing.T) {
 			if err := os.Chmod(filepath.Join(h.stateDir(), capability.Dir), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if r := h.run("agents", "adopt", "--agent", "late"); r.code != ExitFailed || r.stderr == "" {
+			if r := h.run("agents", "adopt", "--agent", "late"); r.code != ExitFailed || !strings.Contains(r.stderr, "agent-channels has mode 0755") {
 				t.Errorf("%+v", r)
 			}
 		})
