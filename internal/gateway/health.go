@@ -38,6 +38,9 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 	refuse(w, r, http.StatusServiceUnavailable, e)
 }
 
+// Works reports whether the gateway can do its work now: its store answers.
+func (g *Gateway) Works(ctx context.Context) bool { return g.ping(ctx) == nil }
+
 func (g *Gateway) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

@@ -84,7 +84,11 @@ func Run(ctx context.Context, env Env) int {
 	if err == nil {
 		return ExitOK
 	}
-	return a.report(cmd, err)
+	code := a.report(cmd, err)
+	if code == ExitConfig && env.Getenv(serviceEnv) == launchd && cmd.Name() == "serve" {
+		return ExitOK // launchd would start it again and again
+	}
+	return code
 }
 
 // app is one run of the program.
@@ -122,6 +126,7 @@ config or another thing that stays wrong until you change it.`,
 		a.migrateCommand(),
 		a.configCommand(),
 		a.ownerCommand(),
+		a.serviceCommand(),
 		a.superviseCommand(),
 		a.versionCommand(),
 	)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -68,8 +69,19 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return startError(err, c)
 	}
+	manager := newNotifier(a.Getenv)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	running, stopped := context.WithCancel(ctx)
+	defer stopped()
 	return startError(g.Run(ctx, func(url string) {
 		fmt.Fprintf(a.Stdout, "Agent Relay is ready at %s\n", url)
+		manager.say("READY=1\nSTATUS=ready at " + url)
+		watching.Go(func() {
+			manager.watch(running, g.Works)
+			<-running.Done()
+			manager.say("STOPPING=1")
+		})
 	}), c)
 }
 
