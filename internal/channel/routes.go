@@ -112,7 +112,7 @@ func (s *Server) restrict(ctx context.Context, who Caller, toolName string, argu
 	case bound, r.registers && !found:
 		return nil
 	case r.registers:
-		return notOwnPeer.New("This peerId was another's, and mail for that one may still come.").WithHint("Register under another peerId.")
+		return notOwnPeer.New("This peerId is or was another's, and mail for that one may still come.").WithHint("Register under another peerId.")
 	}
 	return notOwnPeer.Newf("%s names no peer of this agent.", r.own)
 }

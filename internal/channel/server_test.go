@@ -3,10 +3,13 @@ package channel
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/channel/capability"
+	"agentrelay/internal/channel/client"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
@@ -302,6 +306,65 @@ func TestOneIDIsSentOnce(t *testing.T) {
 		t.Errorf("after a restart: %s", r.body)
 	}
 	send("twice").want(t, "key_conflict")
+	out, err := m.box.ListPeerMessages(t.Context(), chat, mailbox.ListPeerMessagesIn{PeerID: "chat-main"})
+	if err != nil || len(out.Messages) != 1 {
+		t.Errorf("%+v, %v", out, err)
+	}
+}
+
+// cutting is a listener whose connections break when the answer is sent.
+type cutting struct {
+	net.Listener
+	cut atomic.Bool
+}
+
+func (l *cutting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &cuttingConn{c, l}, err
+}
+
+type cuttingConn struct {
+	net.Conn
+	l *cutting
+}
+
+func (c *cuttingConn) Write(b []byte) (int, error) {
+	if c.l.cut.Load() {
+		c.Conn.Close()
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(b)
+}
+
+// TestLostAnswerIsAskedForAgain: what was stored before the connection broke is
+// stored once.
+func TestLostAnswerIsAskedForAgain(t *testing.T) {
+	m := newMachine(t)
+	chat := m.chat("chat-main")
+	a := m.adopt("builder")
+	a.post("register_peer", "peerId", "builder").want(t, "")
+	dir := shortDir(t)
+	if err := capability.Write(dir, capability.File{Version: 1, AgentID: a.id, Key: a.key}); err != nil {
+		t.Fatal(err)
+	}
+	inner, err := net.Listen("unix", filepath.Join(dir, capability.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &cutting{Listener: inner}
+	defer serve(t, m.server, l)()
+
+	c := client.Client{StateDir: dir, AgentID: a.id}
+	send := client.Request{Route: "send_peer_message", Changes: true, In: mailbox.SendPeerMessageIn{MessageID: anyUUID, FromPeerID: "builder", ToPeerID: "chat-main", Text: "secret"}}
+	l.cut.Store(true)
+	if _, err := c.Do(t.Context(), send); !errors.Is(err, client.OutcomeUnknown) || strings.Contains(err.Error(), "secret") {
+		t.Fatalf("with a lost answer: %v", err)
+	}
+	l.cut.Store(false)
+	raw, err := c.Do(t.Context(), send)
+	if err != nil || !strings.Contains(string(raw), `"duplicate":true`) {
+		t.Errorf("repeated: %s, %v", raw, err)
+	}
 	out, err := m.box.ListPeerMessages(t.Context(), chat, mailbox.ListPeerMessagesIn{PeerID: "chat-main"})
 	if err != nil || len(out.Messages) != 1 {
 		t.Errorf("%+v, %v", out, err)

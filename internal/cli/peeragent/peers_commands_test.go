@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -271,20 +272,20 @@ func TestLostAnswers(t *testing.T) {
 		"a gateway": func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway); io.WriteString(w, "{}") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, posts := newPlace(t), 0
+			p, posts := newPlace(t), &atomic.Int64{}
 			p.serve(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/v1/self" {
 					io.WriteString(w, `{"peerId":"own"}`)
 					return
 				}
 				io.Copy(io.Discard, r.Body)
-				posts++
+				posts.Add(1)
 				lose(w)
 			})
 			r := p.run(nil, "send", "--to", "chat", "--text", "Sesame")
 			code, id := r.failure(t)
-			if r.code != ExitFailed || code != "outcome_unknown" || !capability.IsUUID(id) || posts != 1 {
-				t.Errorf("%d requests, %+v", posts, r)
+			if r.code != ExitFailed || code != "outcome_unknown" || !capability.IsUUID(id) || posts.Load() != 1 {
+				t.Errorf("%d requests, %+v", posts.Load(), r)
 			}
 			if strings.Contains(r.stdout, "Sesame") {
 				t.Errorf("the text is in %s", r.stdout)
@@ -368,13 +369,13 @@ func TestLinkToTheProgram(t *testing.T) {
 // TestWaitOutlivesARestart: a wait goes on when the gateway comes back.
 func TestWaitOutlivesARestart(t *testing.T) {
 	p := newPlace(t)
-	lists := 0
+	var lists atomic.Int64
 	p.serve(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/self" {
 			io.WriteString(w, `{"peerId":"own"}`)
 			return
 		}
-		switch lists++; lists {
+		switch lists.Add(1) {
 		case 1:
 			panic(http.ErrAbortHandler)
 		case 2:
@@ -383,8 +384,8 @@ func TestWaitOutlivesARestart(t *testing.T) {
 			io.WriteString(w, `{"messages":[{"messageId":"x"}]}`)
 		}
 	})
-	if r := p.run(nil, "inbox", "--wait", "10"); r.code != ExitOK || !strings.Contains(r.stdout, `"x"`) || lists != 3 {
-		t.Errorf("%d lists, %+v", lists, r)
+	if r := p.run(nil, "inbox", "--wait", "10"); r.code != ExitOK || !strings.Contains(r.stdout, `"x"`) || lists.Load() != 3 {
+		t.Errorf("%d lists, %+v", lists.Load(), r)
 	}
 }
 
