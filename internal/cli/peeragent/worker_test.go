@@ -185,3 +185,21 @@ func TestSupervisorStartsFast(t *testing.T) {
 		t.Errorf("the fastest start took %v", best)
 	}
 }
+
+// Calls that are piped in are answered, though the input ends behind them.
+func TestWorkerAnswersWhatWasPipedIn(t *testing.T) {
+	program, dir := built(t), t.TempDir()
+	policy := filepath.Join(dir, "policy.json")
+	if err := os.WriteFile(policy, []byte(`{}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "worker", "--policy", policy, "--state-dir", filepath.Join(dir, "state"))
+	cmd.Stdin = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"list_direct_projects","arguments":{}}}
+`)
+	out, err := cmd.Output()
+	if err != nil || strings.Count(string(out), "\n") != 2 || !strings.Contains(string(out), `"structuredContent":{"projects":[],"hostId":"local"}`) {
+		t.Errorf("%s, %v", out, err)
+	}
+}

@@ -335,3 +335,32 @@ func TestRenew(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// Content that waits for its turn holds up nothing else.
+func TestContentThatWaits(t *testing.T) {
+	m := newMachine(t)
+	m.write("a", strings.Repeat("x", 1000))
+	time.Sleep(30 * time.Millisecond)
+	c := m.open()
+	var all []*transfers.Snapshot
+	for range 10 { // more than there are channels
+		snap, err := c.Placements().Open(t.Context(), "p", "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer snap.Content.Close()
+		all = append(all, snap)
+	}
+	for i, snap := range all {
+		if i == 5 {
+			m.write("a", "another")
+			time.Sleep(30 * time.Millisecond)
+		}
+		got, err := io.ReadAll(snap.Content)
+		changed := i >= 5 && errors.Is(err, direct.FileChanged) // or it was sent before
+		if !changed && (err != nil || string(got) != strings.Repeat("x", 1000)) {
+			t.Errorf("%d: %d bytes, %v", i, len(got), err)
+		}
+		snap.Content.Close()
+	}
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/transfers"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/worker/wire"
@@ -76,49 +77,110 @@ func (ch *channel) close() {
 
 // Open implements [hosts.Placements].
 func (p placements) Open(ctx context.Context, projectID, path string) (*transfers.Snapshot, error) {
-	ch, err := p.open(ctx, wire.Request{Op: wire.OpOpen, ProjectID: projectID, Path: path})
+	r := &content{p: p, q: wire.Request{Op: wire.OpOpen, ProjectID: projectID, Path: path}}
+	r.ctx, r.cancel = context.WithCancel(p.c.ctx)
+	a, err := r.open(ctx)
 	if err != nil {
+		r.cancel()
 		return nil, err
 	}
-	waiting, cancel := p.c.reading(ctx)
+	r.was = a
+	r.idle = time.AfterFunc(parkAfter, r.park)
+	return &transfers.Snapshot{Path: a.Path, Size: a.Size, Content: r}, nil
+}
+
+// parkAfter is how long content that is not read yet holds a channel, of which
+// there are few. Transfers open what they read in their turn.
+const parkAfter = time.Second
+
+// content is what a worker sends of a file.
+type content struct {
+	p      placements
+	q      wire.Request
+	was    wire.Opened     // when it was opened first
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	idle   *time.Timer
+
+	mu    sync.Mutex
+	ch    *channel // nil while it is parked
+	begun bool
+	r     *wire.Reader
+	hash  hash.Hash
+	read  int64
+}
+
+// open opens a channel and reads what the worker says of the file.
+func (r *content) open(ctx context.Context) (a wire.Opened, err error) {
+	ch, err := r.p.open(ctx, r.q)
+	if err != nil {
+		return a, err
+	}
+	waiting, cancel := r.p.c.reading(ctx)
 	stop := context.AfterFunc(waiting, ch.close)
-	var a wire.Opened
 	err = wire.ReadAnswer(ch.r, ch.nonce, &a)
 	ended := !stop()
 	cancel()
-	if ended {
-		err = p.c.lostRead(context.Cause(waiting))
-	} else if err != nil {
-		err = p.c.broke("").Because(err)
-	} else if a.Error != nil {
+	switch {
+	case ended:
+		err = r.p.c.lostRead(context.Cause(waiting))
+	case err != nil:
+		err = r.p.c.broke("").Because(err)
+	case a.Error != nil:
 		err = a.Error.Err()
 	}
 	if err != nil {
 		ch.close()
-		return nil, err
+		return a, err
 	}
-	return &transfers.Snapshot{Path: a.Path, Size: a.Size, Content: &content{c: p.c, ch: ch, r: wire.NewReader(ch.r), hash: sha256.New(), size: a.Size}}, nil
+	r.ch, r.r, r.hash = ch, wire.NewReader(ch.r), sha256.New()
+	return a, nil
 }
 
-// content is what a worker sends of a file.
-type content struct {
-	c    *Client
-	ch   *channel
-	r    *wire.Reader
-	hash hash.Hash
-	read int64
-	size int64
+// park gives the channel back until the content is read.
+func (r *content) park() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.begun && r.ch != nil {
+		r.ch.close()
+		r.ch = nil
+	}
+}
+
+// begin has a channel for the first read. A file that is another one by then has
+// changed.
+func (r *content) begin() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.begun {
+		return nil
+	}
+	r.idle.Stop()
+	if r.ch == nil {
+		a, err := r.open(r.ctx)
+		if err != nil {
+			return err
+		}
+		if a.Path != r.was.Path || a.Size != r.was.Size {
+			return direct.FileChanged.New("The file was changed before it was read.")
+		}
+	}
+	r.begun = true
+	return nil
 }
 
 // Read implements [io.Reader].
 func (r *content) Read(b []byte) (int, error) {
+	if err := r.begin(); err != nil {
+		return 0, err
+	}
 	n, err := r.r.Read(b)
 	r.hash.Write(b[:n])
 	r.read += int64(n)
 	switch {
 	case errors.Is(err, wire.ErrCutOff):
-		return n, r.c.broke("").Because(err)
-	case err == io.EOF && (r.read != r.size || hex.EncodeToString(r.hash.Sum(nil)) != r.r.Trailer.SHA256):
+		return n, r.p.c.broke("").Because(err)
+	case err == io.EOF && (r.read != r.was.Size || hex.EncodeToString(r.hash.Sum(nil)) != r.r.Trailer.SHA256):
 		return n, transfers.Corrupted.New("What arrived from the host is not what was sent.").WithHint("Repeat the export with a new requestId; if it fails again, the owner should look at the connection to that host.")
 	}
 	return n, err
@@ -126,7 +188,13 @@ func (r *content) Read(b []byte) (int, error) {
 
 // Close implements [io.Closer].
 func (r *content) Close() error {
-	r.ch.close()
+	r.cancel()
+	r.idle.Stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ch != nil {
+		r.ch.close()
+	}
 	return nil
 }
 

@@ -25,9 +25,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gofrs/flock"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentrelay/internal/fault"
@@ -249,11 +251,18 @@ func (w *worker) stop(reason error) {
 	})
 }
 
+// lastAnswers is how long a worker that runs alone goes on for the answers to
+// what came before the end of its input.
+const lastAnswers = 30 * time.Second
+
 // serve speaks MCP until the input ends or the worker is to end. The calls that
 // are under way then are cancelled, and changes finished.
 func (w *worker) serve(ctx context.Context, in io.Reader) error {
 	defer context.AfterFunc(ctx, func() { w.stop(nil) })()
 	t := &transport{in: in, out: w.o.Out}
+	if w.alone { // nobody asks later what became of a call
+		t.whole = lastAnswers
+	}
 	session, err := w.server().Connect(context.WithoutCancel(ctx), t, nil)
 	if err != nil {
 		return err
@@ -283,16 +292,70 @@ func (w *worker) serve(ctx context.Context, in io.Reader) error {
 // transport is a stream that the SDK must not close: a call under way still
 // answers when the input has ended.
 type transport struct {
-	in   io.Reader
-	out  io.Writer
-	conn mcp.Connection
+	in    io.Reader
+	out   io.Writer
+	whole time.Duration // how long answers are waited for when the input has ended
+	conn  mcp.Connection
 }
 
 // Connect implements [mcp.Transport].
 func (t *transport) Connect(ctx context.Context) (mcp.Connection, error) {
-	var err error
-	t.conn, err = (&mcp.IOTransport{Reader: io.NopCloser(t.in), Writer: unclosed{t.out}}).Connect(ctx)
+	conn, err := (&mcp.IOTransport{Reader: io.NopCloser(t.in), Writer: unclosed{t.out}}).Connect(ctx)
+	t.conn = &connection{Connection: conn, whole: t.whole, closed: make(chan struct{}), answered: make(chan struct{}, 1)}
 	return t.conn, err
+}
+
+// connection keeps the end of the input from the SDK, which cancels all calls at
+// it, until those that came before have their answers.
+type connection struct {
+	mcp.Connection
+	whole    time.Duration
+	open     atomic.Int64 // calls without an answer
+	answered chan struct{}
+	closed   chan struct{}
+	once     sync.Once
+}
+
+// Read implements [mcp.Connection].
+func (c *connection) Read(ctx context.Context) (jsonrpc.Message, error) {
+	m, err := c.Connection.Read(ctx)
+	if r, ok := m.(*jsonrpc.Request); ok && r.IsCall() {
+		c.open.Add(1)
+	}
+	if !errors.Is(err, io.EOF) {
+		return m, err
+	}
+	end := time.NewTimer(c.whole)
+	defer end.Stop()
+	for c.whole > 0 && c.open.Load() > 0 {
+		select {
+		case <-c.answered:
+		case <-end.C:
+			return m, err
+		case <-c.closed:
+			return m, err
+		}
+	}
+	return m, err
+}
+
+// Write implements [mcp.Connection].
+func (c *connection) Write(ctx context.Context, m jsonrpc.Message) error {
+	err := c.Connection.Write(ctx, m)
+	if _, ok := m.(*jsonrpc.Response); ok {
+		c.open.Add(-1)
+		select {
+		case c.answered <- struct{}{}:
+		default:
+		}
+	}
+	return err
+}
+
+// Close implements [mcp.Connection].
+func (c *connection) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Connection.Close()
 }
 
 type unclosed struct{ io.Writer }
