@@ -145,7 +145,6 @@ func (o ownersHosts) RetryHost(hostID string) error {
 	if err != nil {
 		return err
 	}
-	h.SSH.Reconsider()
 	h.SSH.Wake()
 	return nil
 }

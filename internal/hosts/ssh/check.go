@@ -46,7 +46,7 @@ const checkTimeout = 30 * time.Second
 // forwarding of unix sockets. It leaves nothing on the host.
 func (h *Host) CheckConnection(ctx context.Context) []Step {
 	if h.bad != nil {
-		return failed(nil, &failure{step: "settings", reason: "The target in the config " + h.bad.Error() + ".", next: "Correct it."})
+		return failed(nil, h.badTarget())
 	}
 	way, err := h.route(ctx, spec{h.at.User, h.at.Host, h.at.Port}, 0)
 	if err != nil {
@@ -70,6 +70,11 @@ func (h *Host) CheckConnection(ctx context.Context) []Step {
 		return append(steps, Step{Name: "forward", State: Skip, Detail: "Not tried."})
 	}
 	return append(steps, l.checkForward(ctx))
+}
+
+// badTarget is what is wrong with a host whose target can't be read.
+func (h *Host) badTarget() *failure {
+	return &failure{step: "settings", reason: "The target in the config " + h.bad.Error() + ".", next: "Correct it.", cause: h.bad}
 }
 
 var stepNames = []string{"settings", "name", "key", "auth", "shell", "forward"}

@@ -13,6 +13,8 @@ import (
 	"unicode"
 
 	xssh "golang.org/x/crypto/ssh"
+
+	"agentrelay/internal/hosts"
 )
 
 // failure is why a host can't be reached.
@@ -21,8 +23,10 @@ type failure struct {
 	reason string // for callers: one sentence, without paths and users
 	detail string // for the owner; "" is reason
 	next   string // what the owner does about it
-	final  bool   // trying again alone can't help, and is not done
 	cause  error  // for the log
+	// final reports whether trying again is still not to be done; nil where it may
+	// always be. It asks nobody but files of this machine.
+	final func() bool
 }
 
 func (f *failure) Error() string {
@@ -33,6 +37,19 @@ func (f *failure) Error() string {
 }
 
 func (f *failure) Unwrap() error { return f.cause }
+
+// fault is the failure as the owner is told it.
+func (f *failure) fault() error {
+	message := f.detail
+	if message == "" {
+		message = f.reason
+	}
+	refusal := hosts.Unavailable.New(plain(message)).Because(f.cause)
+	if f.next != "" {
+		refusal = refusal.WithHint(f.next)
+	}
+	return refusal
+}
 
 // asFailure is the failure in err's chain, or one of this step.
 func asFailure(err error, step string) *failure {

@@ -17,7 +17,6 @@ type Host struct {
 	listeners      []func(hosts.Status)
 	resolveTimeout time.Duration
 	wake           chan struct{} // try now
-	trusted        chan struct{} // a key was trusted: try again what was given up
 	ended          chan struct{} // closed when run has ended
 
 	mu         sync.Mutex
@@ -33,7 +32,7 @@ type Host struct {
 // New returns a host that is Down. It starts nothing and reads nothing; a target
 // that can't be read is the reason that Status gives.
 func New(o Options) *Host {
-	h := &Host{opts: o.withDefaults(), resolveTimeout: resolveTimeout, wake: make(chan struct{}, 1), trusted: make(chan struct{}, 1), ended: make(chan struct{}), changed: make(chan struct{})}
+	h := &Host{opts: o.withDefaults(), resolveTimeout: resolveTimeout, wake: make(chan struct{}, 1), ended: make(chan struct{}), changed: make(chan struct{})}
 	now := h.opts.Now()
 	h.status = hosts.Status{State: hosts.Down, Since: now, CheckedAt: now, Reason: "The gateway has not tried to reach it yet."}
 	h.downSince = now
@@ -108,13 +107,12 @@ func (h *Host) Link(ctx context.Context) (*Link, error) {
 
 // Wake has a host that waits for its next attempt try now, and one that is
 // connected be asked whether it still answers. It doesn't wait for that. A host
-// whose key has changed isn't tried before Trust or a new start.
-func (h *Host) Wake() { nudge(h.wake) }
-
-func nudge(c chan struct{}) {
+// whose key has changed or is revoked is tried only if known_hosts has come to
+// accept that key, by [Host.Trust] in this process or another.
+func (h *Host) Wake() {
 	select {
-	case c <- struct{}{}:
-	default: // it is nudged already
+	case h.wake <- struct{}{}:
+	default: // it is woken already
 	}
 }
 
@@ -168,7 +166,7 @@ func (h *Host) run(ctx context.Context) {
 	defer close(h.ended)
 	failed := 0
 	for ctx.Err() == nil {
-		final := false
+		var final func() bool
 		link, err := h.connect(ctx)
 		if err == nil {
 			begun := time.Now()
@@ -194,28 +192,31 @@ func (h *Host) run(ctx context.Context) {
 }
 
 // pause waits before the next attempt: a random part of a time that doubles with
-// each that failed, or until it is woken, which it reports. Where an attempt alone
-// can't help, it waits for a key to be trusted.
-func (h *Host) pause(ctx context.Context, failed int, final bool) (woken bool) {
+// each that failed, or until it is woken, which it reports. With final it does not
+// end by time, and not by being woken while final holds.
+func (h *Host) pause(ctx context.Context, failed int, final func() bool) (woken bool) {
 	longest := h.opts.BackoffMin << min(failed, 16)
 	if longest > h.opts.BackoffMax || longest <= 0 {
 		longest = h.opts.BackoffMax
 	}
 	timer := time.NewTimer(time.Duration(h.opts.Rand() * float64(longest)))
 	defer timer.Stop()
-	due, wake := timer.C, h.wake
-	if final {
-		due, wake = nil, nil
+	due := timer.C
+	if final != nil {
+		due = nil
 	}
-	select {
-	case <-due:
-		return false
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-h.trusted:
+	for {
+		select {
+		case <-due:
+			return false
+		case <-ctx.Done():
+			return false
+		case <-h.wake:
+			if final == nil || !final() {
+				return true
+			}
+		}
 	}
-	return true
 }
 
 // connect makes the next link.

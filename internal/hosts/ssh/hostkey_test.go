@@ -1,6 +1,7 @@
 package ssh_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 
 	"agentrelay/internal/e2e/sshd"
+	"agentrelay/internal/fault"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/ssh"
 )
@@ -34,8 +36,8 @@ func TestUnknownKey(t *testing.T) {
 	}
 	wrong := key
 	wrong.SHA256 = "SHA256:another"
-	if err := h.Trust(timeout(t), wrong); err == nil {
-		t.Error("a key that isn't shown is trusted")
+	if err := h.Trust(timeout(t), wrong); !errors.Is(err, fault.InvalidArguments) {
+		t.Errorf("a key that isn't shown: %v", err)
 	}
 	if err := h.Trust(timeout(t), key); err != nil {
 		t.Fatal(err)
@@ -88,13 +90,15 @@ func TestChangedKey(t *testing.T) {
 	name := knownhosts.Normalize(s.Address())
 	keep := "# a comment\nsomebody.example.com " + oldKey + "\n@revoked * " + oldKey + "x\n"
 	c.Write("known_hosts", keep+name+",alias.example.com "+oldKey+"\n"+knownhosts.HashHostname(name)+" "+oldKey+"\n"+name+" "+oldKey+"\n")
-	key, known, changed, err := h.OfferedKey(timeout(t))
+	owner := newHost(t, c, "ssh://box") // another process, such as the command line's
+	key, known, changed, err := owner.OfferedKey(timeout(t))
 	if err != nil || known || len(changed) != 3 || !strings.HasSuffix(changed[0], xssh.FingerprintSHA256(old)) {
 		t.Fatalf("OfferedKey gives %+v, %v, %v, %v", key, known, changed, err)
 	}
-	if err := h.Trust(timeout(t), key); err != nil {
+	if err := owner.Trust(timeout(t), key); err != nil {
 		t.Fatal(err)
 	}
+	h.Wake()
 	echo(t, linkOnce(t, h))
 	if got, want := read(t, c.KnownHosts), keep+"alias.example.com "+oldKey+"\n"+key.Line+"\n"; got != want {
 		t.Errorf("known_hosts is\n%s\nwant\n%s", got, want)

@@ -123,17 +123,21 @@ func (v *verifier) judge(name string, key xssh.PublicKey) *failure {
 	err := v.db.HostKeyCallback()(name, &net.TCPAddr{IP: net.IPv4zero}, key)
 	var unknown *xknownhosts.KeyError
 	var revoked *xknownhosts.RevokedError
-	f := &failure{step: "key", cause: err, next: "If that is right, run: gateway hosts trust " + v.hostID}
+	f := &failure{step: "key", cause: err}
+	final := func() bool { // until known_hosts says otherwise of this very key
+		now, err := newVerifier(v.s, v.hostID)
+		return err != nil || now.judge(name, key) != nil
+	}
 	switch {
 	case errors.As(err, &revoked) || v.isRevoked(key):
 		f.reason = fmt.Sprintf("The host key of %s (%s) is marked as revoked on the gateway's machine. Nothing was sent to it.", v.s.host, fingerprint(key))
-		f.final, f.next = true, "Find out whose machine answers there. Only if it is yours and the mark is wrong, remove the @revoked line from known_hosts, or the key from RevokedHostKeys."
+		f.final, f.next = final, "Find out whose machine answers there. Only if it is yours and the mark is wrong, remove the @revoked line from known_hosts, or the key from RevokedHostKeys."
 	case err == nil:
 		return nil
 	case errors.As(err, &unknown) && len(unknown.Want) > 0:
 		f.reason = fmt.Sprintf("The host key of %s has changed: it shows %s, and known_hosts has %s. Nothing was sent to it. Only the owner can say whether the machine was set up anew or another one answers: gateway hosts trust %s",
 			v.s.host, fingerprint(key), strings.Join(fingerprints(unknown.Want), ", "), v.hostID)
-		f.final = true
+		f.final = final
 		f.next = "Find out why. If the machine was set up anew, compare the fingerprint there (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then run: gateway hosts trust " + v.hostID
 	case errors.As(err, &unknown):
 		f.reason = fmt.Sprintf("The host key of %s is not known (%s): the owner runs gateway hosts trust %s", v.s.host, fingerprint(key), v.hostID)

@@ -155,7 +155,10 @@ func readIdentity(file string) (i identity, ok bool) {
 	}
 	signer, err := xssh.ParsePrivateKey(raw)
 	var encrypted *xssh.PassphraseMissingError
+	info, badly := os.Stat(file)
 	switch {
+	case err == nil && badly == nil && info.Mode()&0o077 != 0: // OpenSSH's rule
+		i.public, i.why = signer.PublicKey(), "can be read by other users (chmod 600)"
 	case err == nil:
 		i.signer, i.public = signer, signer.PublicKey()
 	case errors.As(err, &encrypted):

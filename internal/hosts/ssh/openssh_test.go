@@ -115,6 +115,14 @@ func TestLoginsThatFail(t *testing.T) {
 			s.Authorize(k.Public)
 			c.Configure(c.Host("box", s, "IdentityFile "+k.File))
 		}, "There is no key to log in to 127.0.0.1 with: id_box is encrypted and not in the agent"},
+		{"a key that others can read", func(c *sshd.Client, s *sshd.Server) {
+			k := c.Key("id_box", "")
+			s.Authorize(k.Public)
+			if err := os.Chmod(k.File, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			c.Configure(c.Host("box", s, "IdentityFile "+k.File))
+		}, "id_box can be read by other users"},
 		{"an agent that is not there", func(c *sshd.Client, s *sshd.Server) {
 			c.Configure(c.Host("box", s, "IdentityAgent "+c.Dir+"/none"))
 		}, "the SSH agent can't be reached"},
@@ -224,6 +232,13 @@ func TestJumps(t *testing.T) {
 			}
 		})
 	}
+	t.Run("one that only forwards", func(t *testing.T) {
+		gate := sshd.Start(t, sshd.Options{Authorized: []xssh.PublicKey{key.Public}, Config: []string{"MaxSessions 0", "ForceCommand /bin/false"}})
+		c.Know(gate, last)
+		c.Configure(c.Host("box", last, "ProxyJump gate") + c.Host("gate", gate))
+		echo(t, connect(t, newHost(t, c, "ssh://box")))
+		c.Know(servers...)
+	})
 	t.Run("one that goes away and comes back", func(t *testing.T) {
 		c.Configure(c.Host("box", last, "ProxyJump first") + c.Host("first", first))
 		h := newHost(t, c, "ssh://box")

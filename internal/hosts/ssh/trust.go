@@ -18,6 +18,8 @@ import (
 	"github.com/skeema/knownhosts"
 	xssh "golang.org/x/crypto/ssh"
 	xknownhosts "golang.org/x/crypto/ssh/knownhosts"
+
+	"agentrelay/internal/fault"
 )
 
 // HostKey is a host's public key.
@@ -38,8 +40,9 @@ type HostKey struct {
 // OfferedKey asks the host for its key, without logging in to it. It is that of
 // the first machine on the way (jump hosts come first) which is not known or has
 // changed, else the host's own, which is known then. changedFrom has the types and
-// fingerprints that known_hosts has in its place. A key that is marked as revoked
-// is an error.
+// fingerprints that known_hosts has in its place. A host that can't be asked, or
+// shows a key that is marked as revoked, is [hosts.Unavailable] with the owner's next
+// step.
 func (h *Host) OfferedKey(ctx context.Context) (key HostKey, known bool, changedFrom []string, err error) {
 	v, err := h.look(ctx)
 	if err != nil {
@@ -48,25 +51,21 @@ func (h *Host) OfferedKey(ctx context.Context) (key HostKey, known bool, changed
 	return v.hostKey(), v.failed == nil, v.changedFrom(), nil
 }
 
-// Reconsider has the host tried at once although its key had changed: another
-// process has put the key into known_hosts.
-func (h *Host) Reconsider() { nudge(h.trusted) }
-
 // look walks to the first machine whose key is not accepted, or to the host's.
 func (h *Host) look(ctx context.Context) (*verifier, error) {
 	if h.bad != nil {
-		return nil, h.bad
+		return nil, h.badTarget().fault()
 	}
 	way, err := h.route(ctx, spec{h.at.User, h.at.Host, h.at.Port}, 0)
 	if err != nil {
-		return nil, err
+		return nil, asFailure(err, "settings").fault()
 	}
 	p, err := h.walk(ctx, way, true)
 	if p.at == nil || p.at.failed == nil && !errors.Is(err, errOffered) {
-		return nil, err
+		return nil, asFailure(err, "name").fault()
 	}
 	if _, certified := p.at.offered.(*xssh.Certificate); p.at.failed != nil && (certified || !p.at.unknown()) {
-		return nil, p.at.failed
+		return nil, p.at.failed.fault()
 	}
 	return p.at, nil
 }
@@ -93,7 +92,7 @@ func (v *verifier) hostKey() HostKey {
 // Trust puts a key that OfferedKey returned into known_hosts, in place of those
 // that the file has for that host if it is another one, and has the host tried at
 // once. The file is replaced atomically, with mode 0600. A key that the host
-// doesn't offer any more is refused.
+// doesn't offer any more is refused with [fault.InvalidArguments].
 func (h *Host) Trust(ctx context.Context, key HostKey) error {
 	v, err := h.look(ctx)
 	if err != nil {
@@ -101,17 +100,17 @@ func (h *Host) Trust(ctx context.Context, key HostKey) error {
 	}
 	now := v.hostKey()
 	if now.Host != key.Host || now.SHA256 != key.SHA256 || now.Type != key.Type {
-		return fmt.Errorf("nothing was changed: %s shows %s %s now, not the key that was asked about", now.Host, now.Type, now.SHA256)
+		return fault.InvalidArguments.Newf("%s shows %s %s now, not the key that was to be trusted; nothing was changed.", now.Host, now.Type, now.SHA256)
 	}
 	if now.File == "" {
-		return errors.New("UserKnownHostsFile is none in the ssh configuration: there is no file to put the key into")
+		return fault.InvalidArguments.New("UserKnownHostsFile is none in the ssh configuration: there is no file to put the key into.").WithHint("Name a file there, or put the key where the configuration looks for it.")
 	}
 	if v.failed != nil {
 		if err := writeKnownHost(now, v.s.knownName(), len(v.changedFrom()) > 0); err != nil {
 			return err
 		}
 	}
-	nudge(h.trusted)
+	h.Wake()
 	return nil
 }
 

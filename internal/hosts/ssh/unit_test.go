@@ -235,7 +235,7 @@ func TestBackoff(t *testing.T) {
 		o := Options{Target: "ssh://box", BackoffMin: time.Millisecond, BackoffMax: 4 * time.Millisecond, Rand: rapid.Just(func() float64 { return 1 }).Draw(t, "rand")}
 		failed := rapid.IntRange(0, 1<<30).Draw(t, "failed")
 		begun := time.Now()
-		New(o).pause(t.Context(), failed, false)
+		New(o).pause(t.Context(), failed, nil)
 		least := min(4*time.Millisecond, time.Millisecond<<min(failed, 2))
 		if d := time.Since(begun); d < least {
 			t.Fatalf("after %d failures it waits %v, not %v", failed, d, least)
