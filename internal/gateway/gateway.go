@@ -82,6 +82,7 @@ type Gateway struct {
 	stop      context.CancelFunc
 	beats     beats
 	backups   *backup.Schedule
+	metrics   *meter
 	drain     time.Duration // see drainTimeout
 	moreTools []tool.Tool   // of tests
 }
@@ -127,6 +128,7 @@ func New(ctx context.Context, o Options) (_ *Gateway, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
+	g.metrics = g.newMeter()
 	if err = g.openStore(ctx); err != nil {
 		return nil, err
 	}

@@ -158,6 +158,7 @@ func (g *Gateway) logRequest(r *http.Request, rec *record, status int, took time
 	if strings.HasPrefix(path, "/files/") {
 		path = "/files/*"
 	}
+	g.metrics.request(r.Method, chi.RouteContext(r.Context()).RoutePattern(), status, rec, took)
 	attrs := append([]slog.Attr{
 		slog.String("id", rec.id),
 		slog.String("http", tool.Shown(r.Method, 16)),
@@ -170,7 +171,7 @@ func (g *Gateway) logRequest(r *http.Request, rec *record, status int, took time
 	switch {
 	case r.Context().Err() != nil: // nothing went wrong here
 		attrs = append(attrs, slog.Bool("gone", true)) // the client left before the answer
-	case slices.Contains([]string{"/healthz", "/readyz"}, path) && status < 300:
+	case slices.Contains([]string{"/healthz", "/readyz", "/metrics"}, path) && status < 300:
 		level = slog.LevelDebug
 	case slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "cause" }), status >= 500:
 		level = slog.LevelError

@@ -54,6 +54,7 @@ func (g *Gateway) HandlerFor(server *mcp.Server) http.Handler {
 	}
 	r.Get("/healthz", g.alive)
 	r.Get("/readyz", g.ready)
+	r.Get("/metrics", g.serveMetrics)
 	return r
 }
 

@@ -65,7 +65,9 @@ func (g *Gateway) server() *mcp.Server {
 			},
 		},
 	)
-	(&frame{store: g.store}).add(s, g.tools())
+	tools := g.tools()
+	g.metrics.know(tools)
+	(&frame{store: g.store}).add(s, tools)
 	g.addEvents(s)
 	return s
 }

@@ -120,6 +120,8 @@ type queue struct {
 	done   chan struct{}
 
 	commits atomic.Int64
+	writes  atomic.Int64 // functions that had a verdict
+	busy    atomic.Int64 // nanoseconds, from the first function of a batch to the last answer
 
 	// fail, in tests, is asked before each step and can make it fail.
 	fail func(step string) error
@@ -186,7 +188,9 @@ func (q *queue) loop() {
 			if !ok {
 				return
 			}
-			q.batch(j)
+			begun := time.Now()
+			q.writes.Add(int64(q.batch(j)))
+			q.busy.Add(int64(time.Since(begun)))
 			idle.Reset(idleBeforeTruncate)
 			if size := q.walSize(); size >= shrinkAt {
 				shrinkAt = q.walHigh
@@ -229,10 +233,11 @@ func (q *queue) truncateWAL(wait time.Duration) bool {
 
 // batch runs first and what waits behind it in one transaction. If that
 // transaction fails as a whole nobody is answered yet: each function runs again
-// in a transaction of its own, and so only the guilty one fails.
-func (q *queue) batch(first *job) {
+// in a transaction of its own, and so only the guilty one fails. It returns how many
+// functions ran.
+func (q *queue) batch(first *job) int {
 	if first.abandoned() {
-		return
+		return 0
 	}
 	ran := []*job{first}
 	var verdicts []error
@@ -254,12 +259,13 @@ func (q *queue) batch(first *job) {
 		for i, j := range ran {
 			j.answer(verdicts[i])
 		}
-		return
+		return len(ran)
 	}
 	q.log.Warn("a write batch failed and runs again one by one", "functions", len(ran), "error", err)
 	for _, j := range ran {
 		j.answer(q.alone(j))
 	}
+	return len(ran)
 }
 
 // more returns the next waiting job of a batch, or nil when the batch is full

@@ -149,6 +149,24 @@ func (s *Store) Dir() string { return s.dir }
 // that share a commit count once.
 func (s *Store) Commits() int64 { return s.queue.commits.Load() }
 
+// Stats is what the write queue has done since [Open].
+type Stats struct {
+	Commits int64 // transactions
+	Writes  int64 // functions in them
+	// Busy is how long it worked; divided by Commits it is how long one takes.
+	Busy time.Duration
+	// Waiting is how many functions wait now.
+	Waiting int
+	// LogBytes is the size of the write-ahead log now.
+	LogBytes int64
+}
+
+// Stats measures the write queue.
+func (s *Store) Stats() Stats {
+	q := s.queue
+	return Stats{q.commits.Load(), q.writes.Load(), time.Duration(q.busy.Load()), len(q.jobs), q.walSize()}
+}
+
 // Ping reports whether the database answers a read and the write queue is
 // alive, without writing.
 func (s *Store) Ping(ctx context.Context) error {
