@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"agentrelay/internal/direct"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/local"
+	"agentrelay/internal/hosts/worker"
 	"agentrelay/internal/migrate"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/safedial"
@@ -30,6 +32,7 @@ type workspace struct {
 	hosts     *hosts.Directory
 	transfers *transfers.Service
 	now       func() time.Time
+	log       *slog.Logger
 }
 
 // buildDirect opens the workspace, also when its tools are switched off: what a
@@ -45,7 +48,7 @@ func (g *Gateway) buildDirect(ctx context.Context) error {
 		return fmt.Errorf("opening the Direct workspace: %w", err)
 	}
 	far := g.buildRemotes(former)
-	g.direct = &workspace{store: g.store, local: host, remotes: far, hosts: hosts.NewDirectory(host, local.Aliases(), far.directory()...), now: g.now}
+	g.direct = &workspace{store: g.store, local: host, remotes: far, hosts: hosts.NewDirectory(host, local.Aliases(), far.directory()...), now: g.now, log: g.log}
 	share := int64(c.Transfers.SpoolBytes)
 	if !c.SharedOwner {
 		share /= 2 // so that one client can't take all of it
@@ -189,7 +192,7 @@ func recordedRead[In, Out any](w *workspace, do method[In, Out], what func(In) d
 
 // recordedChange is a method that changes what no transaction of the store can
 // hold. That it is about to is on record before it does, and how it ended before
-// it is answered.
+// it is answered; what became of one whose host was lost, as soon as that is known.
 func recordedChange[In, Out any](w *workspace, do method[In, Out], what func(In) deed, result func(Out) []any) method[In, Out] {
 	return func(at site, ctx context.Context, who principal.Principal, in In) (out Out, err error) {
 		var none Out
@@ -198,16 +201,27 @@ func recordedChange[In, Out any](w *workspace, do method[In, Out], what func(In)
 		if err != nil {
 			return none, err
 		}
-		out, err = do(at, ctx, who, in)
-		outcome, detail := audit.OK, []any(nil)
-		if err != nil {
-			outcome = faultOf(err).Code
-		} else {
-			detail = result(out)
+		record := func(out any, err error) error {
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
+			defer cancel()
+			if err != nil {
+				return errors.Join(err, intent.End(end, faultOf(err).Code))
+			}
+			var detail []any
+			if known, ok := out.(Out); ok {
+				detail = result(known)
+			}
+			return intent.End(end, audit.OK, detail...)
 		}
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
-		defer cancel()
-		if err := errors.Join(err, intent.End(end, outcome, detail...)); err != nil {
+		answered := make(chan struct{})
+		defer close(answered)
+		out, err = do(at, worker.WithSettled(ctx, func(out any, err error) {
+			<-answered // what is known later is recorded later
+			if failed := record(out, err); failed != nil && err == nil {
+				w.log.Error("how a change ended could not be recorded", "host", at.id, "action", d.action, "error", failed)
+			}
+		}), who, in)
+		if err := record(out, err); err != nil {
 			return none, err
 		}
 		return out, nil

@@ -141,12 +141,15 @@ func (o ownersHosts) CheckHost(ctx context.Context, hostID string) ([]ssh.Step, 
 
 // RetryHost implements [admin.Hosts].
 func (o ownersHosts) RetryHost(hostID string) error {
-	h, err := o.direct.remotes.find(hostID)
-	if err != nil {
-		return err
+	for i, h := range o.direct.remotes {
+		if h.ID() == hostID {
+			h.SSH.Wake()
+			o.direct.forwards[i].Retry()
+			return nil
+		}
 	}
-	h.SSH.Wake()
-	return nil
+	_, err := admin.FindHost(o.config, hostID)
+	return err
 }
 
 // buildForwards makes the channels of the SSH hosts, which the mailbox must be
