@@ -228,7 +228,11 @@ func (p placements) Place(ctx context.Context, in transfers.Placement, from io.R
 	var a wire.PlaceAnswer
 	err = wire.ReadAnswer(ch.r, ch.nonce, &a)
 	ch.close() // ends the sending
-	failed := <-sent
+	var failed error
+	select {
+	case failed = <-sent:
+	case <-time.After(sendTimeout): // the connection hangs, and ends it later
+	}
 	var broken *wire.SendError
 	switch {
 	case err == nil && a.Error == nil:
@@ -242,6 +246,9 @@ func (p placements) Place(ctx context.Context, in transfers.Placement, from io.R
 	}
 	return transfers.Placed{}, fmt.Errorf("%w: %w", errLost, err)
 }
+
+// sendTimeout is how long a sender may take to notice that its channel is closed.
+const sendTimeout = 2 * time.Second
 
 // send sends content with its end. An error of the content itself is sent too.
 func send(ch *channel, from io.Reader) error {

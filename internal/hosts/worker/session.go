@@ -27,6 +27,7 @@ type session struct {
 	c       *Client
 	link    Transport
 	process *Process
+	input   *input // of the process
 	mcp     *mcp.ClientSession
 	bulk    string // its socket
 	worker  hosts.Worker
@@ -46,6 +47,7 @@ func (c *Client) start(ctx context.Context, link Transport) (_ *session, err err
 		return nil, hosts.Unavailable.Newf("The worker on %s could not be started.", c.o.Name).Because(err)
 	}
 	s := &session{c: c, link: link, process: process, lost: make(chan struct{})}
+	s.input = &input{w: process.Stdin}
 	s.readers.Go(func() { s.said.read(process.Stderr, c.o.Log) })
 	// Closing the process is what ends reading and writing.
 	stop := context.AfterFunc(ctx, func() { _ = process.Close() })
@@ -74,11 +76,44 @@ func (c *Client) start(ctx context.Context, link Transport) (_ *session, err err
 			return nil, err
 		}
 	}
-	transport := &mcp.IOTransport{Reader: io.NopCloser(out), Writer: process.Stdin, MaxLineLength: -1}
+	transport := &mcp.IOTransport{Reader: io.NopCloser(out), Writer: s.input, MaxLineLength: -1}
 	if s.mcp, err = client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: wire.MCP}); err != nil {
 		return nil, c.notStarted(ctx, process, err)
 	}
 	return s, nil
+}
+
+// input is what a worker reads. Unlike a channel of SSH it may be closed by
+// several, and while something is written, which is finished first.
+type input struct {
+	w io.WriteCloser
+
+	mu     sync.Mutex
+	closed bool
+	once   sync.Once
+}
+
+// Write implements [io.Writer].
+func (i *input) Write(b []byte) (int, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed {
+		return 0, io.ErrClosedPipe
+	}
+	return i.w.Write(b)
+}
+
+// Close implements [io.Closer]. It does not wait.
+func (i *input) Close() error {
+	i.once.Do(func() {
+		go func() { // closing the process ends a write that hangs
+			i.mu.Lock()
+			defer i.mu.Unlock()
+			i.closed = true
+			_ = i.w.Close()
+		}()
+	})
+	return nil
 }
 
 // newID is the id of a change, and a nonce.
@@ -93,7 +128,7 @@ func (s *session) greet(out *bufio.Reader) (reply wire.Reply, err error) {
 		Protocol: s.c.o.protocol, Nonce: newID(), Gateway: s.c.o.Version, StateDir: s.c.o.StateDir, Settings: s.c.o.Settings,
 		PatienceMs: s.c.o.StartTimeout.Milliseconds() / 5, // an older worker may need three of them
 	}
-	if err := wire.WriteHello(s.process.Stdin, hello); err != nil {
+	if err := wire.WriteHello(s.input, hello); err != nil {
 		return reply, err
 	}
 	return reply, wire.ReadAnswer(out, hello.Nonce, &reply)
@@ -204,7 +239,7 @@ func (s *session) reason() error {
 	case <-s.link.Done():
 	case <-s.c.ctx.Done():
 	default:
-		_ = s.process.Stdin.Close()
+		_ = s.input.Close()
 		code, alive = exitCode(s.process), true
 	}
 	_ = s.process.Close()
@@ -225,7 +260,7 @@ func (s *session) reason() error {
 
 // retire has the worker end by itself.
 func (s *session) retire(most time.Duration) {
-	_ = s.process.Stdin.Close()
+	_ = s.input.Close()
 	select {
 	case <-s.lost:
 	case <-time.After(most):

@@ -6,8 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,6 +64,7 @@ func TestMain(m *testing.M) {
 // site is a host with a worker, reached over a real server.
 type site struct {
 	server  *sshd.Server
+	proxy   *sshd.Proxy // nil without one
 	user    *sshd.Client
 	host    *ssh.Host
 	client  *worker.Client
@@ -69,14 +72,25 @@ type site struct {
 	state   string
 }
 
-func newSite(t testing.TB, o sshd.Options) *site {
+func newSite(t testing.TB, o sshd.Options) *site { return newSiteBehind(t, o, nil) }
+
+// newSiteBehind has a proxy carry the connection, if there is one to make.
+func newSiteBehind(t testing.TB, o sshd.Options, proxied func(to string) *sshd.Proxy) *site {
 	t.Helper()
 	s := &site{user: sshd.NewClient(t)}
 	key := s.user.Key("id", "")
 	o.Authorized = []xssh.PublicKey{key.Public}
 	s.server = sshd.Start(t, o)
 	s.user.Know(s.server)
-	s.user.Configure(s.user.Host("far", s.server, "IdentityFile "+key.File, "IdentitiesOnly yes"))
+	lines := []string{"IdentityFile " + key.File, "IdentitiesOnly yes"}
+	if proxied != nil {
+		s.proxy = proxied(s.server.Address())
+		host, port, _ := net.SplitHostPort(s.proxy.Address())
+		s.user.KnowAs(s.proxy.Address(), s.server)
+		s.user.Configure(fmt.Sprintf("Host far\n  HostName %s\n  Port %s\n  User %s\n  %s\n", host, port, sshd.User(t), strings.Join(lines, "\n  ")))
+	} else {
+		s.user.Configure(s.user.Host("far", s.server, lines...))
+	}
 	dir := t.TempDir()
 	s.project, s.state = filepath.Join(dir, "project"), filepath.Join(dir, "state")
 	if err := os.Mkdir(s.project, 0o700); err != nil {
@@ -86,6 +100,7 @@ func newSite(t testing.TB, o sshd.Options) *site {
 	s.host = ssh.New(ssh.Options{
 		HostID: "far", Target: "ssh://far", ConfigFile: s.user.Config, Home: s.user.Dir, Log: log,
 		BackoffMin: 50 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
+		KeepaliveInterval: 200 * time.Millisecond, KeepaliveTimeout: 300 * time.Millisecond,
 	})
 	s.client = worker.New(worker.Options{
 		ID: "far", Name: "Far", Links: overssh.Links(s.host), StateDir: s.state, Command: overssh.Command(s.state), Log: log,
@@ -187,6 +202,56 @@ func TestCommandOutlivesConnection(t *testing.T) {
 	e := <-got
 	if e.err != nil || e.out.Duplicate || e.out.State != record.Exited || len(e.out.Output.Events) != 1 || e.out.Output.Events[0].Text != "said\n" {
 		t.Fatalf("%+v", e)
+	}
+}
+
+// On a connection that carries nothing any more, a read is refused as soon as
+// that is noticed, and a change ends as it ended once the host is back.
+func TestBlackhole(t *testing.T) {
+	s := newSiteBehind(t, sshd.Options{}, func(to string) *sshd.Proxy { return sshd.NewProxy(t, to) })
+	s.install(t)
+	who := principal.Owner(principal.SharedOwner)
+	first, err := s.client.RunDirectCommand(t.Context(), who, commands.RunDirectCommandIn{ProjectID: "p", RequestID: "first", Argv: []string{"sleep", "60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type end struct {
+		out commands.RunDirectCommandOut
+		err error
+	}
+	read, ran := make(chan error, 1), make(chan end, 1)
+	go func() {
+		_, err := s.client.ReadDirectCommand(t.Context(), who, commands.ReadDirectCommandIn{CommandID: &first.CommandID, WaitMs: new(20_000)})
+		read <- err
+	}()
+	go func() {
+		out, err := s.client.RunDirectCommand(t.Context(), who, commands.RunDirectCommandIn{
+			ProjectID: "p", RequestID: "second", Argv: []string{"sh", "-c", "echo begun >f; sleep 1; echo said"}, WaitMs: new(20_000),
+		})
+		ran <- end{out, err}
+	}()
+	for {
+		if raw, _ := os.ReadFile(filepath.Join(s.project, "f")); string(raw) == "begun\n" {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.proxy.Blackhole()
+	began := time.Now()
+	if err := <-read; !errors.Is(err, hosts.Unavailable) || time.Since(began) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	if _, err := s.client.At(t.Context()); !errors.Is(err, hosts.Unavailable) {
+		t.Error(err)
+	}
+	time.Sleep(2 * time.Second) // the connection is given up
+	s.proxy.Restore()
+	e := <-ran
+	if e.err != nil || e.out.Duplicate || e.out.State != record.Exited || len(e.out.Output.Events) != 1 || e.out.Output.Events[0].Text != "said\n" {
+		t.Errorf("%+v", e)
+	}
+	if _, err := s.client.CancelDirectCommand(t.Context(), who, commands.CancelDirectCommandIn{CommandID: first.CommandID}); err != nil {
+		t.Error(err)
 	}
 }
 
