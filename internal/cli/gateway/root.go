@@ -127,6 +127,7 @@ config or another thing that stays wrong until you change it.`,
 		a.configCommand(),
 		a.ownerCommand(),
 		a.serviceCommand(),
+		a.supportBundleCommand(),
 		a.superviseCommand(),
 		a.versionCommand(),
 	)
