@@ -42,8 +42,11 @@ It ends when its input ends. Commands go on.`,
 			} else {
 				err = serveAlone(cmd, env, o, policy, stateDir)
 			}
-			if errors.Is(err, server.ErrReplaced) {
+			switch {
+			case errors.Is(err, server.ErrReplaced):
 				return &exitError{code: wire.ExitReplaced, err: err}
+			case errors.Is(err, wire.ErrNoGateway):
+				return failed("a gateway starts it and speaks first; to run it without one, give it its settings with --policy", "%w", err)
 			}
 			return err
 		},

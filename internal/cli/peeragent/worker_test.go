@@ -148,6 +148,11 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: %v", args, err)
 		}
 	}
+	typed := exec.Command(program, "worker")
+	typed.Stdin = strings.NewReader("help\n")
+	if out, err := typed.CombinedOutput(); err == nil || !strings.Contains(string(out), "--policy") {
+		t.Errorf("%s, %v", out, err)
+	}
 	out, err := exec.Command(program, "version").Output()
 	if err != nil || !strings.HasSuffix(string(out), ", protocol 1, "+runtime.GOOS+"/"+runtime.GOARCH+"\n") {
 		t.Errorf("%s, %v", out, err)

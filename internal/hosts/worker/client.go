@@ -190,8 +190,11 @@ func (c *Client) Probe(ctx context.Context) hosts.Status {
 	return c.Status()
 }
 
-// At implements [hosts.Host].
+// At implements [hosts.Host]. A host without projects needs no worker to say so.
 func (c *Client) At(ctx context.Context) (hosts.Workspace, error) {
+	if !c.DirectConfigured() {
+		return c, nil
+	}
 	if _, err := c.session(ctx); err != nil {
 		return nil, err
 	}

@@ -364,3 +364,22 @@ func TestContentThatWaits(t *testing.T) {
 		snap.Content.Close()
 	}
 }
+
+// A host that is there for its agents alone needs no worker.
+func TestNoProjects(t *testing.T) {
+	m := newMachine(t)
+	c := m.open(func(o *worker.Options) { o.Settings.Projects = nil })
+	if s := c.Probe(t.Context()); s.State != hosts.Up || s.Reason != "" || c.DirectConfigured() {
+		t.Errorf("%+v", s)
+	}
+	at, err := c.At(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := at.ListDirectProjects(t.Context(), direct.ListDirectProjectsIn{}); err != nil || out.Projects == nil || len(out.Projects) != 0 || out.HostID != "far" {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if n := len(m.current().processes()); n != 0 {
+		t.Errorf("%d processes were started", n)
+	}
+}

@@ -76,7 +76,7 @@ func (c *Client) start(ctx context.Context, link Transport) (_ *session, err err
 			return nil, err
 		}
 	}
-	transport := &mcp.IOTransport{Reader: io.NopCloser(out), Writer: s.input, MaxLineLength: -1}
+	transport := &mcp.IOTransport{Reader: io.NopCloser(out), Writer: s.input}
 	if s.mcp, err = client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: wire.MCP}); err != nil {
 		return nil, c.notStarted(ctx, process, err)
 	}

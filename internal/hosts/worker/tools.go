@@ -17,6 +17,9 @@ import (
 
 // ListDirectProjects implements [hosts.Workspace].
 func (c *Client) ListDirectProjects(ctx context.Context, in direct.ListDirectProjectsIn) (direct.ListDirectProjectsOut, error) {
+	if !c.DirectConfigured() {
+		return direct.ListDirectProjectsOut{Projects: []direct.ListedProject{}, HostID: c.o.ID}, nil
+	}
 	return read[direct.ListDirectProjectsOut](ctx, c, "list_direct_projects", principal.Principal{}, in)
 }
 

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -300,6 +301,57 @@ func BenchmarkBulk(b *testing.B) {
 		b.SetBytes(size)
 		for b.Loop() {
 			if out, err := exec.Command("scp", "-q", "-F", s.user.Config, "far:"+filepath.Join(s.project, "big"), to).CombinedOutput(); err != nil {
+				b.Fatalf("%v: %s", err, out)
+			}
+		}
+	})
+}
+
+// BenchmarkSmallRead compares a read with ssh over a connection that is kept
+// (ControlMaster), and many at once with as many alone.
+func BenchmarkSmallRead(b *testing.B) {
+	s := newSite(b, sshd.Options{})
+	s.install(b)
+	file := filepath.Join(s.project, "small")
+	if err := os.WriteFile(file, []byte("hello\n"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	read := func() error {
+		_, err := s.client.ReadDirectFile(b.Context(), files.ReadDirectFileIn{ProjectID: "p", Path: "small"})
+		return err
+	}
+	if err := read(); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("worker", func(b *testing.B) {
+		for b.Loop() {
+			if err := read(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("worker-200", func(b *testing.B) {
+		for b.Loop() {
+			var all sync.WaitGroup
+			for range 200 {
+				all.Go(func() {
+					if err := read(); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+			all.Wait()
+		}
+	})
+	socket := filepath.Join(b.TempDir(), "s")
+	master := []string{"-F", s.user.Config, "-o", "ControlMaster=auto", "-o", "ControlPersist=yes", "-o", "ControlPath=" + socket, "far"}
+	if out, err := exec.Command("ssh", append(master, "true")...).CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	defer func() { _ = exec.Command("ssh", append([]string{"-O", "exit"}, master...)...).Run() }()
+	b.Run("ssh-cat", func(b *testing.B) {
+		for b.Loop() {
+			if out, err := exec.Command("ssh", append(master, "cat", file)...).Output(); err != nil || string(out) != "hello\n" {
 				b.Fatalf("%v: %s", err, out)
 			}
 		}

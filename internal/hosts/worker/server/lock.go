@@ -103,6 +103,9 @@ func readHolder(path string) (h holder, err error) {
 
 // signal tells the holder to end, if it is still that process.
 func (h holder) signal(s syscall.Signal) {
+	if h.PID <= 1 { // none was written
+		return
+	}
 	p, err := os.FindProcess(h.PID)
 	if err != nil {
 		return

@@ -24,15 +24,18 @@ const (
 // a worker spoke.
 var ErrNoWorker = errors.New("no worker answered")
 
+// ErrNoGateway is the error of a first line that no gateway sent.
+var ErrNoGateway = errors.New("the first line is not that of a gateway")
+
 // ReadHello reads the first line of a gateway.
 func ReadHello(r *bufio.Reader) (Hello, error) {
 	raw, err := readLine(r, MaxHello)
 	if err != nil {
-		return Hello{}, fmt.Errorf("reading the first line: %w", err)
+		return Hello{}, fmt.Errorf("%w: %w", ErrNoGateway, err)
 	}
 	var h Hello
 	if err := json.Unmarshal(raw, &h); err != nil {
-		return Hello{}, fmt.Errorf("the first line is not that of a gateway: %w", err)
+		return Hello{}, fmt.Errorf("%w: %w", ErrNoGateway, err)
 	}
 	return h, nil
 }
