@@ -68,16 +68,19 @@ func (g *Gateway) serveRemotes(ctx context.Context) {
 	var wg sync.WaitGroup
 	for i, h := range g.direct.remotes {
 		forward := g.direct.forwards[i]
-		up := make(chan struct{}, 1)
+		up, answers := make(chan struct{}, 1), make(chan struct{}, 1)
 		h.SSH.OnChange(func(s hosts.Status) {
-			if s.State == hosts.Up {
-				select {
-				case up <- struct{}{}:
-				default: // it will look
+			for _, c := range []chan struct{}{up, answers} {
+				if s.State == hosts.Up {
+					select {
+					case c <- struct{}{}:
+					default: // it will look
+					}
 				}
 			}
 		})
 		h.Start(ctx)
+		wg.Go(func() { g.settleTransfers(ctx, h.ID(), answers) })
 		wg.Go(func() {
 			for {
 				select {
@@ -93,6 +96,21 @@ func (g *Gateway) serveRemotes(ctx context.Context) {
 		})
 	}
 	wg.Wait()
+}
+
+// settleTransfers asks a host, whenever it answers again, what became of imports
+// whose answer was lost.
+func (g *Gateway) settleTransfers(ctx context.Context, hostID string, answers <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-answers:
+		}
+		if err := g.direct.transfers.SettleHost(ctx, hostID); err != nil && ctx.Err() == nil {
+			g.log.Warn("imports of unknown outcome could not be settled", "host", hostID, "error", err)
+		}
+	}
 }
 
 // deliverCapabilities gives agents that were adopted while their host was away

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"agentrelay/internal/direct/files"
@@ -35,10 +36,18 @@ func (w *workspace) listHosts(ctx context.Context, d *dispatching) []host {
 		s := statuses[i]
 		out[i] = host{
 			HostID: h.ID(), Name: h.Name(), Transport: h.Transport(), Available: s.State == hosts.Up, CheckedAt: files.Time{Time: s.CheckedAt},
-			Reason: s.Reason, DirectConfigured: h.DirectConfigured(), AgentsAvailable: d.available(h.ID()), Worker: s.Worker,
+			Reason: reasonOf(s), DirectConfigured: h.DirectConfigured(), AgentsAvailable: d.available(h.ID()), Worker: s.Worker,
 		}
 	}
 	return out
+}
+
+// reasonOf says why a host is not available, and since when.
+func reasonOf(s hosts.Status) string {
+	if s.State == hosts.Up || s.Reason == "" {
+		return s.Reason
+	}
+	return fmt.Sprintf("%s (%s since %s)", s.Reason, s.State, s.Since.UTC().Format("2006-01-02T15:04:05.000Z"))
 }
 
 // hostTools is the one tool that shows the hosts.

@@ -106,34 +106,70 @@ func (s *Service) settleInTime() {
 	}
 }
 
-// settleAll asks the hosts about all imports whose outcome is unknown.
+// settleAll asks the hosts about all imports whose outcome is unknown. Each is
+// asked beside the others, so that one which does not answer delays none.
 func (s *Service) settleAll(ctx context.Context) error {
-	var rows []row
-	err := store.Read(ctx, s.store, func(q *store.Reader) (err error) {
-		rows, err = all(q, `SELECT `+columns+` FROM transfers t WHERE state = 'outcome_unknown'`)
+	rows, err := s.unsettled(ctx, `state = 'outcome_unknown'`)
+	byHost := map[string][]row{}
+	for _, r := range rows {
+		byHost[r.HostID] = append(byHost[r.HostID], r)
+	}
+	ended := make(chan error, len(byHost))
+	for _, rows := range byHost {
+		go func() { ended <- s.settleEach(ctx, rows) }()
+	}
+	for range byHost {
+		err = errors.Join(err, <-ended)
+	}
+	return err
+}
+
+// SettleHost asks a host about its imports whose outcome is unknown. It is for
+// when the host can be reached again, and quick when there are none.
+func (s *Service) SettleHost(ctx context.Context, hostID string) error {
+	leave, ok := s.enter()
+	if !ok {
+		return nil
+	}
+	defer leave()
+	rows, err := s.unsettled(ctx, `state = 'outcome_unknown' AND host_id = ?`, hostID)
+	return errors.Join(err, s.settleEach(ctx, rows))
+}
+
+func (s *Service) unsettled(ctx context.Context, where string, args ...any) (rows []row, err error) {
+	err = store.Read(ctx, s.store, func(q *store.Reader) (err error) {
+		rows, err = all(q, `SELECT `+columns+` FROM transfers t WHERE `+where, args...)
 		return err
 	})
+	return rows, err
+}
+
+// settleEach settles imports of one host, until it can't be asked.
+func (s *Service) settleEach(ctx context.Context, rows []row) (err error) {
 	for _, r := range rows {
-		err = errors.Join(err, s.settle(ctx, r))
+		known, failed := s.settle(ctx, r)
+		if err = errors.Join(err, failed); !known {
+			break
+		}
 	}
 	return err
 }
 
 // settle asks the host what became of an import. That the host can't say is no
 // error: the outcome stays unknown.
-func (s *Service) settle(ctx context.Context, r row) error {
+func (s *Service) settle(ctx context.Context, r row) (known bool, err error) {
 	h, err := s.hosts.Host(r.HostID)
 	if err != nil {
-		return nil //nolint:nilerr // asked again later
+		return false, nil //nolint:nilerr // asked again later
 	}
 	ask, cancel := context.WithTimeout(ctx, settleBudget)
 	defer cancel()
 	_, placed, err := h.Settle(ask, r.placementID())
 	if err != nil {
 		s.log.Info("the outcome of an import is still unknown", "transfer", r.id, "error", err)
-		return nil
+		return false, nil
 	}
-	return store.Exec(context.WithoutCancel(ctx), s.store, func(tx *store.Tx) error {
+	return true, store.Exec(context.WithoutCancel(ctx), s.store, func(tx *store.Tx) error {
 		if placed {
 			_, err := complete(tx, r, StateUnknown)
 			return err
@@ -145,7 +181,7 @@ func (s *Service) settle(ctx context.Context, r row) error {
 
 // settleNow is settle for a caller, who gets the row as it is then.
 func (s *Service) settleNow(ctx context.Context, r row) (row, error) {
-	if err := s.settle(ctx, r); err != nil {
+	if _, err := s.settle(ctx, r); err != nil {
 		return row{}, err
 	}
 	now, _, err := s.read(ctx, byID, r.id)
