@@ -17,8 +17,20 @@ type Proxy struct {
 
 	mu     sync.Mutex
 	open   map[net.Conn]bool
-	flows  chan struct{} // closed while bytes are carried
+	flows  *flows   // of connections from now on
+	former []*flows // of those that were left behind
 	closed bool
+}
+
+// flows are the two ways of connections; a channel is closed while bytes are
+// carried its way.
+type flows struct{ toServer, toClient chan struct{} }
+
+func flowing() *flows {
+	f := &flows{make(chan struct{}), make(chan struct{})}
+	close(f.toServer)
+	close(f.toClient)
+	return f
 }
 
 // NewProxy carries connections to an address, at first faithfully.
@@ -28,8 +40,7 @@ func NewProxy(t testing.TB, to string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{Port: l.Addr().(*net.TCPAddr).Port, to: to, l: l, open: map[net.Conn]bool{}, flows: make(chan struct{})}
-	close(p.flows)
+	p := &Proxy{Port: l.Addr().(*net.TCPAddr).Port, to: to, l: l, open: map[net.Conn]bool{}, flows: flowing()}
 	p.wg.Go(p.accept)
 	t.Cleanup(p.close)
 	return p
@@ -40,21 +51,50 @@ func (p *Proxy) Address() string { return p.l.Addr().String() }
 
 // Blackhole carries no more bytes, either way, and tells nobody. New connections
 // are taken and left alone.
-func (p *Proxy) Blackhole() {
+func (p *Proxy) Blackhole() { p.hold(true, true) }
+
+// Mute carries no more of what the server says: requests arrive, and their
+// answers do not.
+func (p *Proxy) Mute() { p.hold(false, true) }
+
+// Deafen carries no more of what clients say.
+func (p *Proxy) Deafen() { p.hold(true, false) }
+
+func (p *Proxy) hold(toServer, toClient bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.flows = make(chan struct{})
+	if toServer {
+		p.flows.toServer = make(chan struct{})
+	}
+	if toClient {
+		p.flows.toClient = make(chan struct{})
+	}
+}
+
+// Strand carries no more bytes of the connections that are open. New ones are
+// carried.
+func (p *Proxy) Strand() {
+	p.Blackhole()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.former = append(p.former, p.flows)
+	p.flows = flowing()
 }
 
 // Restore carries bytes again. Those that were held back come first.
 func (p *Proxy) Restore() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.flows:
-	default:
-		close(p.flows)
+	for _, f := range append(p.former, p.flows) {
+		for _, c := range []chan struct{}{f.toServer, f.toClient} {
+			select {
+			case <-c:
+			default:
+				close(c)
+			}
+		}
 	}
+	p.former = nil
 }
 
 // Cut ends all connections.
@@ -87,19 +127,22 @@ func (p *Proxy) accept() {
 }
 
 func (p *Proxy) carry(c net.Conn) {
+	p.mu.Lock()
+	f := p.flows
+	p.mu.Unlock()
 	if !p.keep(c) {
 		return
 	}
 	defer p.drop(c)
-	p.wait()
+	p.wait(&f.toServer)
 	s, err := net.Dial("tcp", p.to)
 	if err != nil || !p.keep(s) {
 		return
 	}
 	defer p.drop(s)
 	var both sync.WaitGroup
-	both.Go(func() { p.copy(s, c) })
-	p.copy(c, s)
+	both.Go(func() { p.copy(s, c, &f.toServer) })
+	p.copy(c, s, &f.toClient)
 	both.Wait()
 }
 
@@ -121,18 +164,19 @@ func (p *Proxy) drop(c net.Conn) {
 	_ = c.Close()
 }
 
-func (p *Proxy) wait() {
+// wait waits until one way carries bytes.
+func (p *Proxy) wait(way *chan struct{}) {
 	p.mu.Lock()
-	flows := p.flows
+	flows := *way
 	p.mu.Unlock()
 	<-flows
 }
 
-func (p *Proxy) copy(to, from net.Conn) {
+func (p *Proxy) copy(to, from net.Conn, way *chan struct{}) {
 	b := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(b)
-		p.wait()
+		p.wait(way)
 		if n > 0 {
 			if _, failed := to.Write(b[:n]); failed != nil {
 				break
