@@ -19,7 +19,7 @@ CREATE TABLE dispatches (
     fingerprint    BLOB NOT NULL,
     content        BLOB NOT NULL,            -- fingerprint of a reply without requestId and route; empty for others
     state          TEXT NOT NULL CHECK (state IN ('submitting', 'submitted', 'rejected', 'not_sent', 'unknown')),
-    stage          TEXT NOT NULL CHECK (stage IN ('creating', 'prompting')), -- what was last given to the daemon
+    stage          TEXT NOT NULL CHECK (stage IN ('prepared', 'creating', 'prompting')), -- what was last given to the daemon
     keyed          INTEGER NOT NULL DEFAULT 0, -- 1: the daemon runs this key once, so that asking again is safe
     error_code     TEXT NOT NULL DEFAULT '',
     error_message  TEXT NOT NULL DEFAULT '',

@@ -62,9 +62,9 @@ type Options struct {
 	// Log gets what no caller sees; nil discards it.
 	Log *slog.Logger
 
-	// crash, in tests, is asked at each step of a dispatch and can end the process
-	// there as far as the service can tell.
-	crash func(step string) bool
+	// crash, in tests, is called at each step of a dispatch and can end the
+	// goroutine there, as a crash of the process would.
+	crash func(step string)
 }
 
 // Service is the agents of all hosts. It is safe for concurrent use.
@@ -83,7 +83,7 @@ type Service struct {
 	now   func() time.Time
 	rand  io.Reader
 	log   *slog.Logger
-	crash func(string) bool
+	crash func(string)
 
 	keys    locks // of requestIds and of replies
 	prompts locks // of agents: one prompt at a time
@@ -131,7 +131,7 @@ func New(o Options) (*Service, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	if s.crash == nil {
-		s.crash = func(string) bool { return false }
+		s.crash = func(string) {}
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	for _, id := range s.daemons.HostIDs() {

@@ -47,7 +47,7 @@ func (s *Service) CreateAgent(ctx context.Context, who principal.Principal, in C
 	}
 	p := plan{
 		row: row{
-			hostID: in.HostID, requestID: in.RequestID, tool: createAgent, fingerprint: print, content: []byte{}, stage: creating,
+			hostID: in.HostID, requestID: in.RequestID, tool: createAgent, fingerprint: print, content: []byte{},
 			workspaceID: in.WorkspaceID, promptID: promptID,
 		},
 		route: in.NotificationRouteID, quiet: in.Notify != nil && !*in.Notify,
@@ -57,8 +57,12 @@ func (s *Service) CreateAgent(ctx context.Context, who principal.Principal, in C
 		for name, value := range map[string]string{requestLabel: r.requestID, dispatchLabel: r.promptID} {
 			labels[name] = value
 		}
+		workspaceID := r.workspaceID
+		if strings.HasPrefix(workspaceID, "/") { // of a daemon without workspaces
+			workspaceID = ""
+		}
 		return s.giveAgent(ctx, d, r, paseo.NewAgent{
-			Provider: provider, Model: model, CWD: r.cwd, WorkspaceID: r.workspaceID, Title: in.Title, ModeID: in.Settings.ModeID,
+			Provider: provider, Model: model, CWD: r.cwd, WorkspaceID: workspaceID, Title: in.Title, ModeID: in.Settings.ModeID,
 			ThinkingOptionID: in.Settings.ThinkingOptionID, Features: in.Settings.Features, Labels: labels,
 			Prompt: s.promptText(*r, in.InitialPrompt), ClientMessageID: r.promptID,
 		})
@@ -89,8 +93,17 @@ func checkRoute(id *string) error {
 	return checkRequestID("notificationRouteId", *id)
 }
 
-// admitCreate finds the workspace and refuses one outside the roots.
-func (s *Service) admitCreate(ctx context.Context, d Daemon, p *plan) error {
+// admitCreate finds the workspace and refuses one outside the roots. For a daemon
+// that has no workspaces yet, the absolute path of a directory stands for one.
+func (s *Service) admitCreate(ctx context.Context, d Daemon, p *plan) (err error) {
+	if info, connected := d.Info(); connected && !info.Workspaces() {
+		if !strings.HasPrefix(p.workspaceID, "/") {
+			return WorkspaceNotFound.New("This daemon is too old for workspaces.").WithHint("Give the absolute path of a directory as workspaceId.")
+		}
+		p.cwd, err = s.within(ctx, p.hostID, p.workspaceID)
+		p.workspaceID = p.cwd
+		return err
+	}
 	for q := (paseo.WorkspaceQuery{}); ; {
 		page, err := d.ListWorkspaces(ctx, q)
 		if err != nil {
@@ -120,7 +133,7 @@ func (s *Service) giveAgent(ctx context.Context, d Daemon, r *row, n paseo.NewAg
 			return outcome{state: NotSent, err: fault.From(err)}
 		}
 		a, err := d.CreateAgent(ctx, n)
-		s.crashAt("created")
+		s.crash("created")
 		if err != nil {
 			return outcomeOf(err, r.hostID)
 		}
@@ -128,11 +141,12 @@ func (s *Service) giveAgent(ctx context.Context, d Daemon, r *row, n paseo.NewAg
 		if n.IdempotencyKey == "" {
 			return outcome{state: Submitted, answer: createdAnswer(a)}
 		}
+		s.follow(ctx, *r)
 	}
 	if err := s.noteStep(ctx, r, prompting, n.IdempotencyKey != ""); err != nil {
 		return outcome{state: NotSent, err: fault.From(err)}
 	}
-	s.crashAt("prompting")
+	s.crash("prompting")
 	out := outcomeOf(d.SendMessage(ctx, paseo.Prompt{AgentID: r.agentID, Text: prompt, MessageID: r.promptID}), r.hostID)
 	out.answer = map[string]string{"agentId": r.agentID}
 	return out

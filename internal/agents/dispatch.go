@@ -142,7 +142,7 @@ func (s *Service) give(ctx context.Context, p plan, stored row, again bool) (Rec
 	if err != nil {
 		return Receipt{}, err
 	}
-	s.crashAt("admitted")
+	s.crash("admitted")
 	// From here on without the caller's cancellation, so that it is known what was
 	// sent.
 	sending, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendBudget)
@@ -156,23 +156,22 @@ func (s *Service) give(ctx context.Context, p plan, stored row, again bool) (Rec
 	if err != nil {
 		return Receipt{}, err
 	}
-	s.crashAt("stored")
-	before := r.stage
+	s.crash("stored")
+	generation := d.Status().Generation
+	if r.agentID != "" {
+		s.follow(sending, r)
+	}
 	out := p.give(sending, d, &r)
-	if s.crashAt("given") {
-		return Receipt{}, store.ErrClosed
-	}
+	s.crash("given")
 	if r, err = s.settle(r, out); err != nil {
-		return Receipt{}, fmt.Errorf("recording a dispatch that was at %s: %w", before, err)
+		return Receipt{}, fmt.Errorf("recording what became of a dispatch: %w", err)
 	}
-	s.afterDispatch(r)
+	s.crash("settled")
+	s.afterDispatch(r, generation)
 	receipt := receiptOf(r)
 	receipt.Duplicate = again
 	return receipt, nil
 }
-
-// crashAt reports, in tests, that the process ends here.
-func (s *Service) crashAt(step string) bool { return s.crash(step) }
 
 // insert stores a new dispatch with its route, its claim of a reply, and what
 // makes the agent the owner's.
@@ -297,13 +296,20 @@ func nullable(ms int64) any {
 // name is what [news] calls a dispatch.
 func (r row) name() string { return fmt.Sprint("dispatch ", r.id) }
 
+// follow has the events of an agent followed before it is given something.
+func (s *Service) follow(ctx context.Context, r row) {
+	if f := s.followers[r.hostID]; f != nil {
+		f.prepare(ctx, r.agentID)
+	}
+}
+
 // afterDispatch follows the agent of a dispatch from now on.
-func (s *Service) afterDispatch(r row) {
+func (s *Service) afterDispatch(r row, generation uint64) {
 	f := s.followers[r.hostID]
 	if f == nil || r.agentID == "" || r.closedAt != 0 {
 		return
 	}
-	f.sent(r)
+	f.sent(r, generation)
 	s.work(func() {
 		ctx, cancel := context.WithTimeout(s.life, readBudget)
 		defer cancel()
@@ -312,6 +318,7 @@ func (s *Service) afterDispatch(r row) {
 		}
 	})
 	f.refresh()
+	f.look(r.agentID)
 }
 
 // outcomeOf is what a failed call says of a dispatch.
@@ -405,7 +412,12 @@ func (s *Service) GetDispatchRequest(ctx context.Context, who principal.Principa
 func (s *Service) settleInterrupted(ctx context.Context) error {
 	e := OutcomeUnknown.New("The gateway stopped while the daemon was asked.")
 	return store.Exec(ctx, s.store, func(tx *store.Tx) error {
-		_, err := tx.Exec(`UPDATE dispatches SET state = 'unknown', error_code = ?, error_message = ?, error_hint = ?, updated_at = ? WHERE state = 'submitting'`,
+		_, err := tx.Exec(`UPDATE dispatches SET state = 'not_sent', closed_at = ?1, error_code = ?2, error_message = ?3, error_hint = ?4, updated_at = ?1 WHERE state = 'submitting' AND stage = 'prepared'`,
+			tx.Now().UnixMilli(), HostUnavailable.Code, "The gateway stopped before the daemon was asked.", "Repeat the same call with the same requestId.")
+		if err != nil {
+			return fmt.Errorf("settling interrupted dispatches: %w", err)
+		}
+		_, err = tx.Exec(`UPDATE dispatches SET state = 'unknown', error_code = ?, error_message = ?, error_hint = ?, updated_at = ? WHERE state = 'submitting'`,
 			e.Code, e.Message, e.Hint, tx.Now().UnixMilli())
 		if err == nil {
 			_, err = tx.Exec(`UPDATE native_prompts SET state = 'unknown', reason = 'The gateway stopped while it was submitted.' WHERE state = 'submitting'`)

@@ -19,60 +19,74 @@ func (f *follower) lookNow(ctx context.Context, agentID string) error {
 		return err
 	}
 	defer release()
-	rows, err := f.open(ctx, agentID)
-	if err != nil {
+	rows, err := f.open(ctx, byOpenAgent, agentID)
+	if err != nil || len(rows) == 0 {
 		return err
 	}
-	if len(rows) == 0 {
-		return nil
-	}
+	pass := f.begin()
 	a, err := f.d.FetchAgent(ctx, agentID)
-	if paseo.RejectedAs(err, paseo.CodeAgentNotFound) {
+	gone := paseo.RejectedAs(err, paseo.CodeAgentNotFound)
+	if err != nil && !gone {
 		for _, r := range rows {
-			if err := f.lose(ctx, r, reasonGone, turn{}); err != nil {
-				return err
-			}
+			f.note(r, view{status: "timeout", reason: reasonDisconnected, pass: pass})
 		}
-		return nil
-	}
-	if err != nil {
-		f.note(rows, view{status: "timeout", reason: reasonDisconnected})
 		return err
 	}
 	for _, r := range rows {
-		if err := f.examine(ctx, a, r); err != nil {
+		v := view{}
+		if gone {
+			err = f.lose(ctx, r, reasonGone, turn{})
+		} else {
+			v, err = f.examine(ctx, a, r)
+		}
+		if v.status != "" {
+			v.pass = pass
+			f.note(r, v)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// note keeps what was seen of dispatches for those who wait.
-func (f *follower) note(rows []row, v view) {
-	f.mu.Lock()
-	for _, r := range rows {
-		f.views[r.id] = v
-	}
-	f.mu.Unlock()
-	for _, r := range rows {
-		f.s.news.tell(r.name())
-	}
-}
-
-// viewOf returns what was last seen of a dispatch.
-func (f *follower) viewOf(r row) (view, bool) {
+// begin numbers a look.
+func (f *follower) begin() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	v, ok := f.views[r.id]
-	return v, ok
+	f.passes++
+	return f.passes
+}
+
+// note keeps what was seen of a dispatch for those who wait.
+func (f *follower) note(r row, v view) {
+	f.mu.Lock()
+	f.views[r.id] = v
+	f.mu.Unlock()
+	f.s.news.tell(r.name())
+}
+
+// viewOf returns what a look that began after another one has seen of a dispatch.
+func (f *follower) viewOf(r row, after uint64) (v view, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, ok = f.views[r.id]
+	return v, ok && v.pass > after && r.terminalKind == ""
+}
+
+// begun is the number of the latest look.
+func (f *follower) begun() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.passes
 }
 
 // examine finds out what a snapshot, and the timeline where it is needed, say of
-// one dispatch.
-func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) error {
+// one dispatch. The view is empty when that is in the database now.
+func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) (view, error) {
 	info, connected := f.d.Info()
 	if !connected {
-		return nil
+		return view{status: "timeout", reason: reasonDisconnected}, nil
 	}
 	modern := info.TurnIDs()
 	fresh := f.s.now().UnixMilli()-r.submittedAt < settling.Milliseconds()
@@ -80,21 +94,18 @@ func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) error {
 	case r.terminalKind != "":
 		return f.readEnd(ctx, r, modern)
 	case a.Status == paseo.AgentInitializing:
-		f.note([]row{r}, view{status: "running", reason: reasonNoEnd, agent: &a})
-		return nil
-	case modern && a.Turn == paseo.TurnAbsent && fresh:
+		return view{status: "running", reason: reasonNoEnd, agent: &a}, nil
+	case modern && a.Turn == paseo.TurnAbsent && fresh && f.justPrompted(a.ID):
 		f.lookAfter(a.ID, settling)
-		f.note([]row{r}, view{status: "timeout", reason: reasonNoEnd, agent: &a})
-		return nil
+		return view{status: "timeout", reason: reasonNoEnd, agent: &a}, nil
 	case modern && a.Turn == paseo.TurnAbsent:
-		return f.lose(ctx, r, absentReason(a), turn{})
+		return view{}, f.lose(ctx, r, absentReason(a), turn{})
 	case a.Turn == paseo.TurnActive && r.turnID != "" && a.TurnID == r.turnID:
 		return f.running(ctx, a, r)
 	}
 	t, err := f.search(ctx, r)
 	if err != nil {
-		f.note([]row{r}, view{status: "timeout", reason: readReason(err), agent: &a})
-		return err
+		return view{status: "timeout", reason: readReason(err), agent: &a}, err
 	}
 	if !t.found {
 		return f.notFound(ctx, a, r, t)
@@ -123,7 +134,7 @@ func readReason(err error) string {
 
 // running notes that the turn of a dispatch is under way, and tells of what the
 // agent asks in it.
-func (f *follower) running(ctx context.Context, a paseo.Agent, r row) error {
+func (f *follower) running(ctx context.Context, a paseo.Agent, r row) (view, error) {
 	f.shown(a.ID)
 	v := view{status: "running", matched: true, turnID: r.turnID, agent: &a}
 	if len(a.PendingPermissions) > 0 {
@@ -138,11 +149,10 @@ func (f *follower) running(ctx context.Context, a paseo.Agent, r row) error {
 			return nil
 		})
 		if err != nil {
-			return err
+			return v, err
 		}
 	}
-	f.note([]row{r}, v)
-	return nil
+	return v, nil
 }
 
 func permissionSummary(p paseo.Permission) string {
@@ -155,17 +165,17 @@ func permissionSummary(p paseo.Permission) string {
 }
 
 // notFound is examine for a timeline without the prompt.
-func (f *follower) notFound(ctx context.Context, a paseo.Agent, r row, t turn) error {
+func (f *follower) notFound(ctx context.Context, a paseo.Agent, r row, t turn) (view, error) {
 	quiet := f.s.now().UnixMilli()-r.submittedAt > 4*settling.Milliseconds()
 	switch {
 	case t.reason == reasonNoMarker && r.epoch != "" && t.epoch != r.epoch:
-		return f.lose(ctx, r, reasonDiscontinuity, turn{})
+		return view{}, f.lose(ctx, r, reasonDiscontinuity, turn{})
 	case t.reason == reasonNoMarker && r.state == Submitted && quiet && a.Turn != paseo.TurnActive && a.Status != paseo.AgentRunning:
 		// The daemon took it and has nothing of it: its timeline was lost.
-		return f.lose(ctx, r, reasonNoMarker, turn{})
+		return view{}, f.lose(ctx, r, reasonNoMarker, turn{})
 	case r.state == Unknown:
 		if err := f.expire(ctx, r); err != nil {
-			return err
+			return view{}, err
 		}
 	case !quiet:
 		f.lookAfter(a.ID, 4*settling)
@@ -176,89 +186,106 @@ func (f *follower) notFound(ctx context.Context, a paseo.Agent, r row, t turn) e
 	} else if a.Turn == paseo.TurnActive || a.Status == paseo.AgentRunning {
 		v.status = "running"
 	}
-	f.note([]row{r}, v)
-	return nil
+	return v, nil
 }
 
 // live reports whether a timeline is the one in which the prompt ran. Rows that a
-// provider replayed after a restart have neither the epoch nor a turn.
+// provider replayed after a restart have neither the epoch nor ids nor a turn.
 func (f *follower) live(r row, t turn, modern bool) bool {
 	if r.epoch != "" {
 		return r.epoch == t.epoch
 	}
-	if t.marker.TurnID != "" {
+	if byID, _ := isPrompt(t.marker, r); byID || t.marker.TurnID != "" {
 		return true
 	}
+	now := f.d.Status().Generation
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := f.agents[r.agentID]
-	return !modern && st != nil && st.sent[r.id] != 0 && st.sent[r.id] == f.generation
+	return !modern && st != nil && st.sent[r.id] != 0 && st.sent[r.id] == now
 }
 
 // found is examine for a timeline that has the prompt.
-func (f *follower) found(ctx context.Context, a paseo.Agent, r row, t turn, modern bool) error {
+func (f *follower) found(ctx context.Context, a paseo.Agent, r row, t turn, modern bool) (view, error) {
 	if !f.live(r, t, modern) {
-		return f.lose(ctx, r, reasonDiscontinuity, t)
+		return view{}, f.lose(ctx, r, reasonDiscontinuity, t)
 	}
 	if err := f.seen(r, t.marker.TurnID, t.epoch, t.marker.SeqEnd); err != nil {
-		return err
+		return view{}, err
 	}
+	began := f.appeared(r)
 	r.state, r.epoch = Submitted, t.epoch
 	if t.marker.TurnID != "" {
 		r.turnID = t.marker.TurnID
 	}
-	// The search may have made the daemon load or finish something since the
-	// snapshot: an end that came meanwhile is the better word.
-	if now, _, err := f.s.read(ctx, byID, r.id); err != nil || now.terminalKind != "" {
+	v := view{status: "timeout", matched: true, turnID: r.turnID, agent: &a}
+	// An end that came since the snapshot is the better word; and a snapshot from
+	// before the prompt appeared is none.
+	if now, _, err := f.s.read(ctx, byID, r.id); err != nil || now.terminalKind != "" || began {
+		v.reason = reasonReading
 		f.look(a.ID)
-		return err
+		return v, err
 	}
 	active := a.Turn == paseo.TurnActive || a.Turn == paseo.TurnAbsent && a.Status == paseo.AgentRunning
 	switch {
 	case t.reason == reasonAmbiguous:
-		f.note([]row{r}, view{status: "timeout", reason: t.reason, agent: &a})
-		return nil
+		v.reason = t.reason
+		return v, nil
 	case active && !t.newer && (a.TurnID == "" || a.TurnID == r.turnID):
 		return f.running(ctx, a, r)
 	case t.newer:
-		return f.lose(ctx, r, reasonNewer, t)
+		return view{}, f.lose(ctx, r, reasonNewer, t)
 	case active:
-		f.note([]row{r}, view{status: "timeout", reason: reasonOtherTurn, matched: true, turnID: r.turnID, agent: &a})
-		return nil
+		v.reason = reasonOtherTurn
+		return v, nil
 	case a.Status == paseo.AgentClosed:
-		return f.lose(ctx, r, reasonClosed, t)
+		return view{}, f.lose(ctx, r, reasonClosed, t)
 	}
-	return f.idle(ctx, a, r, t)
+	return f.idle(ctx, a, r, t, v)
+}
+
+// appeared notes that the prompt of a dispatch stands in the timeline, and reports
+// whether that is news.
+func (f *follower) appeared(r row) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := f.agents[r.agentID]
+	if st == nil || st.promptID != r.promptID {
+		return false
+	}
+	st.promptID = ""
+	return true
 }
 
 // idle stores the result of a dispatch whose agent was seen idle after its turn,
 // if nothing moves.
-func (f *follower) idle(ctx context.Context, a paseo.Agent, r row, t turn) error {
+func (f *follower) idle(ctx context.Context, a paseo.Agent, r row, t turn, v view) (view, error) {
 	kind := observedIdle
 	if a.Status == paseo.AgentError {
 		kind = observedError
 	}
-	if kind == observedIdle && t.lastMessage() == nil {
-		// It may not have begun. Without a word of the agent nothing tells.
-		f.note([]row{r}, view{status: "timeout", reason: reasonNoEnd, matched: true, turnID: r.turnID, agent: &a})
-		return nil
+	if quiet := time.Duration(f.s.now().UnixMilli()-r.updatedAt) * time.Millisecond; kind == observedIdle && t.lastMessage() == nil && quiet < settling {
+		// Without a word of the agent it may not have begun.
+		f.lookAfter(a.ID, settling-max(quiet, 0))
+		v.reason = reasonNoEnd
+		return v, nil
 	}
 	tail, err := f.d.Timeline(ctx, paseo.TimelineQuery{AgentID: r.agentID, Limit: 1})
 	if err != nil {
-		f.note([]row{r}, view{status: "timeout", reason: readReason(err), matched: true, turnID: r.turnID, agent: &a})
-		return err
+		v.reason = readReason(err)
+		return v, err
 	}
 	again, err := f.d.FetchAgent(ctx, r.agentID)
 	if err != nil {
-		return err
+		return v, err
 	}
 	same := tail.Epoch == t.epoch && (tail.EndCursor == nil) == (t.latest == nil) && (tail.EndCursor == nil || tail.EndCursor.Seq == t.latest.Seq)
 	if !same || again.Status != a.Status || again.Turn != a.Turn || f.justReplaced(r) {
-		f.note([]row{r}, view{status: "timeout", reason: reasonTailMoved, matched: true, turnID: r.turnID, agent: &a})
 		f.lookAfter(a.ID, time.Second)
-		return nil
+		v.reason = reasonTailMoved
+		return v, nil
 	}
-	return f.save(ctx, r, kind, t)
+	return view{}, f.save(ctx, r, kind, t)
 }
 
 // justReplaced reports whether another prompt of ours was accepted since.
@@ -271,12 +298,11 @@ func (f *follower) justReplaced(r row) bool {
 
 // readEnd reads the result of a turn whose end is known. What can't be read any
 // more is left out.
-func (f *follower) readEnd(ctx context.Context, r row, modern bool) error {
+func (f *follower) readEnd(ctx context.Context, r row, modern bool) (view, error) {
 	t, err := f.search(ctx, r)
 	var rejected *paseo.Rejected
 	if err != nil && !errors.As(err, &rejected) {
-		f.note([]row{r}, view{status: "timeout", reason: readReason(err), matched: true, turnID: r.turnID})
-		return err
+		return view{status: "timeout", reason: readReason(err), matched: true, turnID: r.turnID}, err
 	}
 	switch {
 	case err != nil:
@@ -286,7 +312,7 @@ func (f *follower) readEnd(ctx context.Context, r row, modern bool) error {
 	case !f.live(r, t, modern):
 		t = turn{reason: reasonDiscontinuity}
 	}
-	return f.save(ctx, r, r.terminalKind, t)
+	return view{}, f.save(ctx, r, r.terminalKind, t)
 }
 
 // save stores a result and tells of it, once.
@@ -380,6 +406,9 @@ func (f *follower) close(ctx context.Context, r row, result []byte, more func(tx
 	delete(f.views, r.id)
 	if st := f.agents[r.agentID]; st != nil {
 		delete(st.sent, r.id)
+		if st.promptID == r.promptID {
+			st.promptID = ""
+		}
 	}
 	f.mu.Unlock()
 	f.refresh()

@@ -22,6 +22,9 @@ const (
 	settling = 15 * time.Second
 	// giveUpAfter is when what is still unknown is asked for no more.
 	giveUpAfter = 7 * 24 * time.Hour
+	// lingering is how long an agent is still followed after its last prompt: most
+	// agents are prompted again.
+	lingering = 10 * time.Minute
 	// maxFollowed is how many agents of a host are followed by push; the rest are
 	// looked at when they are asked for and at each connection.
 	maxFollowed = 2000
@@ -38,10 +41,14 @@ type follower struct {
 	slots chan struct{}
 	looks locks // of agents
 
-	mu         sync.Mutex
-	generation uint64 // of the connection
-	agents     map[string]*agentState
-	views      map[int64]view // of dispatches
+	mu     sync.Mutex
+	passes uint64 // looks that were begun
+	agents map[string]*agentState
+	views  map[int64]view // of dispatches
+	// watched are the agents that the daemon streams, sorted; linger is when those
+	// were last prompted that may be followed without a dispatch.
+	watched []string
+	linger  map[string]time.Time
 }
 
 // agentState is what is known of a followed agent from events alone.
@@ -68,12 +75,13 @@ type view struct {
 	matched bool
 	turnID  string
 	agent   *paseo.Agent
+	pass    uint64 // the look that saw it
 }
 
 func newFollower(s *Service, hostID string) *follower {
 	return &follower{
 		s: s, hostID: hostID, dirty: make(chan struct{}, 1), slots: make(chan struct{}, looksAtOnce),
-		agents: map[string]*agentState{}, views: map[int64]view{},
+		agents: map[string]*agentState{}, views: map[int64]view{}, linger: map[string]time.Time{},
 	}
 }
 
@@ -113,12 +121,12 @@ func (f *follower) state(agentID string) *agentState {
 	return st
 }
 
-// sent notes that the daemon has just accepted the prompt of a dispatch.
-func (f *follower) sent(r row) {
+// sent notes that a dispatch has just been given to the daemon over a connection.
+func (f *follower) sent(r row, generation uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := f.state(r.agentID)
-	st.sent[r.id] = f.generation
+	st.sent[r.id] = generation
 	if r.state == Submitted && st.last != r.promptID {
 		st.promptID, st.prompted = r.promptID, f.s.now()
 	}
@@ -146,10 +154,6 @@ func (f *follower) shown(agentID string) {
 // else is a hint to look.
 func (f *follower) handle(e paseo.Event) error {
 	switch e := e.(type) {
-	case paseo.Connected:
-		f.mu.Lock()
-		f.generation = e.Generation
-		f.mu.Unlock()
 	case paseo.Discontinuity:
 		f.lost(e.AgentID)
 		if e.AgentID == "" {
@@ -206,7 +210,7 @@ func (f *follower) rowAdded(e paseo.RowAdded) error {
 	if e.Item.Type != "user_message" {
 		return nil
 	}
-	rows, err := f.open(f.s.life, e.AgentID)
+	rows, err := f.open(f.s.life, byAgent, e.AgentID)
 	if err != nil {
 		return err
 	}
@@ -260,7 +264,7 @@ func (f *follower) turnChanged(e paseo.TurnChanged) error {
 		return nil
 	}
 	defer f.look(e.AgentID)
-	rows, err := f.open(f.s.life, e.AgentID)
+	rows, err := f.open(f.s.life, byAgent, e.AgentID)
 	if err != nil {
 		return err
 	}
@@ -288,7 +292,7 @@ func (f *follower) ended(r row, kind, text string) error {
 
 // permissionResolved withdraws what nobody was told of yet.
 func (f *follower) permissionResolved(e paseo.PermissionResolved) error {
-	rows, err := f.open(f.s.life, e.AgentID)
+	rows, err := f.open(f.s.life, byAgent, e.AgentID)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -302,10 +306,11 @@ func (f *follower) permissionResolved(e paseo.PermissionResolved) error {
 	})
 }
 
-// open lists the dispatches of an agent that are followed.
-func (f *follower) open(ctx context.Context, agentID string) (rows []row, err error) {
+// open lists the dispatches of an agent that are followed, by [byOpenAgent] or
+// [byAgent].
+func (f *follower) open(ctx context.Context, which, agentID string) (rows []row, err error) {
 	err = store.Read(ctx, f.s.store, func(q *store.Reader) error {
-		rows, err = list(q, byOpenAgent, f.hostID, agentID)
+		rows, err = list(q, which, f.hostID, agentID)
 		return err
 	})
 	return rows, err
@@ -319,38 +324,64 @@ func (f *follower) refresh() {
 	}
 }
 
-// keepWatch tells the daemon whose events are wanted.
+// keepWatch tells the daemon whose events are wanted, whenever that changes.
 func (f *follower) keepWatch() {
-	var watched []string
 	for {
 		select {
 		case <-f.dirty:
 		case <-f.s.life.Done():
 			return
 		}
-		ids, err := f.wanted(f.s.life)
-		if err != nil {
-			f.s.log.Error("the agents to follow could not be read", "host", f.hostID, "error", err)
-			continue
-		}
-		if slices.Equal(ids, watched) {
-			continue
-		}
-		if err := f.d.Watch(f.s.life, ids); err != nil && f.s.life.Err() == nil {
-			f.s.log.Warn("an agent daemon does not stream its agents", "host", f.hostID, "error", err)
-		}
-		for _, id := range ids {
-			if !slices.Contains(watched, id) {
-				f.look(id)
-			}
-		}
-		f.forget(ids)
-		watched = ids
+		f.rewatch(f.s.life)
 	}
 }
 
-// wanted lists the agents that somebody waits for, the newest first if they are
-// too many.
+// rewatch reads whose events are wanted and has the daemon stream those.
+func (f *follower) rewatch(ctx context.Context) {
+	release, err := f.looks.acquire(ctx, "\x00watch")
+	if err != nil {
+		return
+	}
+	defer release()
+	ids, err := f.wanted(ctx)
+	if err != nil {
+		if f.s.life.Err() == nil {
+			f.s.log.Error("the agents to follow could not be read", "host", f.hostID, "error", err)
+		}
+		return
+	}
+	f.mu.Lock()
+	watched := f.watched
+	f.watched = ids
+	f.mu.Unlock()
+	if slices.Equal(ids, watched) {
+		return
+	}
+	if err := f.d.Watch(ctx, ids); err != nil && f.s.life.Err() == nil {
+		f.s.log.Warn("an agent daemon does not stream its agents", "host", f.hostID, "error", err)
+	}
+	for _, id := range ids {
+		if !slices.Contains(watched, id) {
+			f.look(id)
+		}
+	}
+	f.forget(ids)
+}
+
+// prepare has the events of an agent streamed before it is given a prompt, so that
+// none of its run is missed.
+func (f *follower) prepare(ctx context.Context, agentID string) {
+	f.mu.Lock()
+	f.linger[agentID] = f.s.now()
+	_, watched := slices.BinarySearch(f.watched, agentID)
+	f.mu.Unlock()
+	if f.d != nil && !watched {
+		f.rewatch(ctx)
+	}
+}
+
+// wanted lists the agents that somebody waits for, or did a moment ago; the newest
+// if they are too many.
 func (f *follower) wanted(ctx context.Context) (ids []string, err error) {
 	err = store.Read(ctx, f.s.store, func(q *store.Reader) error {
 		return q.Query(func(sc store.Scanner) error {
@@ -367,9 +398,18 @@ func (f *follower) wanted(ctx context.Context) (ids []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing agents to follow: %w", err)
 	}
-	slices.Sort(ids)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for id, since := range f.linger {
+		switch {
+		case f.s.now().Sub(since) > lingering || len(f.linger) > maxFollowed:
+			delete(f.linger, id)
+		default:
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
 	for _, id := range ids {
 		f.state(id)
 	}
@@ -465,7 +505,7 @@ func (s *Service) lookFirst(ctx context.Context, _ Daemon, hostID, agentID strin
 	if f == nil || f.d == nil {
 		return nil
 	}
-	rows, err := f.open(ctx, agentID)
+	rows, err := f.open(ctx, byOpenAgent, agentID)
 	if err != nil || len(rows) == 0 {
 		return err
 	}

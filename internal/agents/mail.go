@@ -166,7 +166,7 @@ func (f *follower) deliver(ctx context.Context, agentID string) error {
 	if err != nil || len(letters) == 0 {
 		return err
 	}
-	f.s.crashAt("mail")
+	f.s.crash("mail")
 	sending, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendBudget)
 	defer cancel()
 	err = f.d.SendMessage(sending, paseo.Prompt{AgentID: agentID, Text: f.mailText(promptID, letters), MessageID: promptID})
@@ -212,7 +212,7 @@ func (f *follower) mayTell(ctx context.Context, agentID string) (why string, err
 		f.unlessShown(agentID)
 		return "The agent is busy; it is told when it is idle.", nil
 	}
-	rows, err := f.open(ctx, agentID)
+	rows, err := f.open(ctx, byOpenAgent, agentID)
 	for _, r := range rows {
 		if age := time.Duration(f.s.now().UnixMilli()-r.updatedAt) * time.Millisecond; r.state == Submitted && age < mailPatience {
 			f.lookAfter(agentID, mailPatience-age)

@@ -47,7 +47,7 @@ func (s *Service) SendAgentPrompt(ctx context.Context, who principal.Principal, 
 	}
 	p := plan{
 		row: row{
-			hostID: in.HostID, requestID: in.RequestID, tool: sendAgentPrompt, fingerprint: print, content: content, stage: prompting,
+			hostID: in.HostID, requestID: in.RequestID, tool: sendAgentPrompt, fingerprint: print, content: content,
 			agentID: in.AgentID, promptID: promptID,
 		},
 		replyTo: replyTo, route: in.NotificationRouteID, quiet: in.Notify != nil && !*in.Notify,
@@ -85,7 +85,9 @@ func (s *Service) admitPrompt(ctx context.Context, d Daemon, p *plan, interrupt 
 	if err != nil {
 		return err
 	}
-	p.cwd, p.workspaceID = a.CWD, a.WorkspaceID
+	if p.cwd, p.workspaceID = a.CWD, a.WorkspaceID; p.workspaceID == "" {
+		p.workspaceID = a.CWD // of a daemon without workspaces
+	}
 	if len(a.PendingPermissions) > 0 && !s.promptOverPermission {
 		return PermissionPending.New("The agent waits for a permission.")
 	}
@@ -135,7 +137,7 @@ func (s *Service) givePrompt(ctx context.Context, d Daemon, r *row, in SendAgent
 			return out
 		}
 	}
-	s.crashAt("prompting")
+	s.crash("prompting")
 	out := outcomeOf(d.SendMessage(ctx, paseo.Prompt{AgentID: r.agentID, Text: s.promptText(*r, in.Prompt), MessageID: r.promptID}), r.hostID)
 	if out.state == Submitted {
 		out.answer = map[string]any{"agentId": r.agentID, "accepted": true}

@@ -174,7 +174,7 @@ func (s *Service) addSaved(q store.Querier, r row, out *Result, limit int) error
 func (s *Service) await(ctx context.Context, id int64, limit int, budget time.Duration, enough func(view) bool) (row, Result, view, error) {
 	deadline := time.NewTimer(budget)
 	defer deadline.Stop()
-	looked := false
+	looked, since := false, uint64(0)
 	for {
 		changed, stop := s.news.follow(row{id: id}.name())
 		r, out, ok, err := s.known(ctx, id, limit)
@@ -189,9 +189,11 @@ func (s *Service) await(ctx context.Context, id int64, limit int, budget time.Du
 			stop()
 			return r, out, view{status: "timeout", reason: reasonDisconnected}, nil
 		case r.agentID != "":
-			v, ok = f.viewOf(r)
-			if !ok {
-				v = view{status: "timeout", reason: reasonReading}
+			if !looked {
+				since = f.begun()
+			}
+			if v, ok = f.viewOf(r, since); !ok {
+				v = view{status: "timeout", reason: reasonReading, matched: r.terminalKind != "", turnID: r.turnID}
 			}
 			if !looked {
 				f.watchFor(r.agentID)

@@ -17,6 +17,7 @@ const (
 
 // The steps of a dispatch: what was last given to the daemon.
 const (
+	prepared  = "prepared"  // nothing
 	creating  = "creating"  // the agent or workspace; of an agent without a key, its prompt with it
 	prompting = "prompting" // the prompt
 )
@@ -68,6 +69,9 @@ const (
 	byID  = `WHERE id = ?`
 	// byOpenAgent is what is followed of one agent, oldest first.
 	byOpenAgent = `WHERE host_id = ? AND agent_id = ? AND closed_at IS NULL AND state IN ('submitted', 'unknown') ORDER BY id`
+	// byAgent is that and what is being given to the agent: events can be faster
+	// than the daemon's answer.
+	byAgent = `WHERE host_id = ? AND agent_id = ? AND closed_at IS NULL AND state IN ('submitting', 'submitted', 'unknown') ORDER BY id`
 	// byLostCreation is agents that may have been created, and were not found yet.
 	byLostCreation = `WHERE host_id = ? AND closed_at IS NULL AND state = 'unknown' AND tool = 'create_agent' AND agent_id = '' ORDER BY id`
 )
@@ -97,7 +101,7 @@ func list(q store.Querier, where string, args ...any) (rows []row, err error) {
 
 // insert stores a new dispatch as about to be given to the daemon.
 func (r row) insert(tx *store.Tx) (row, error) {
-	r.state = Submitting
+	r.state, r.stage = Submitting, prepared
 	r.submittedAt = tx.Now().UnixMilli()
 	r.updatedAt = r.submittedAt
 	err := tx.QueryRow(`INSERT INTO dispatches (owner, host_id, request_id, client_id, tool, fingerprint, content, state, stage, keyed, agent_id, workspace_id, cwd,

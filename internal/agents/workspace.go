@@ -35,7 +35,7 @@ func (s *Service) CreateWorkspace(ctx context.Context, who principal.Principal, 
 	}
 	p := plan{
 		row: row{
-			hostID: in.HostID, requestID: *in.RequestID, tool: createWorkspace, fingerprint: print, content: []byte{}, stage: creating, promptID: promptID,
+			hostID: in.HostID, requestID: *in.RequestID, tool: createWorkspace, fingerprint: print, content: []byte{}, promptID: promptID,
 		},
 		quiet: true,
 		admit: func(ctx context.Context, d Daemon, p *plan) (err error) {
