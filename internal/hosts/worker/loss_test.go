@@ -59,7 +59,7 @@ func (m *machine) disturb(r *rand.Rand) (wait func()) {
 // Each must be answered as what became of it, once.
 func TestEndsAsItEnded(t *testing.T) {
 	for name, round := range map[string]func(*testing.T, *machine, *worker.Client, int) func(){
-		"write": writeRound, "edit": editRound, "run": runRound, "place": placeRound,
+		"write": writeRound, "edit": editRound, "run": runRound, "place": placeRound, "input": inputRounds(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -151,6 +151,50 @@ func runRound(t *testing.T, m *machine, c *worker.Client, i int) func() {
 		if got := m.read(name); got != want {
 			t.Errorf("%s: answered %v %+v, and it has %q", name, err, out.State, got)
 		}
+	}
+}
+
+// inputRounds type into one command over all rounds.
+func inputRounds() func(*testing.T, *machine, *worker.Client, int) func() {
+	id, tries := "", 0
+	return func(t *testing.T, m *machine, c *worker.Client, i int) func() {
+		for ; id == ""; tries++ { // a run that was lost on its way is lost for good
+			ran, err := c.RunDirectCommand(t.Context(), me(), commands.RunDirectCommandIn{
+				ProjectID: "p", RequestID: fmt.Sprint("typed", tries), Argv: []string{"sh", "-c", "cat >>typed"}, Stdin: ptr("open"), TimeoutMs: ptr(600_000),
+			})
+			if err == nil && ran.State == record.Running {
+				id = ran.CommandID
+				t.Cleanup(func() {
+					for { // the last round may have ended the worker
+						if _, err := c.CancelDirectCommand(context.Background(), me(), commands.CancelDirectCommandIn{CommandID: id}); err == nil {
+							return
+						}
+						time.Sleep(5 * time.Millisecond)
+					}
+				})
+			}
+		}
+		return inputRound(t, m, c, i, id)
+	}
+}
+
+func inputRound(t *testing.T, m *machine, c *worker.Client, i int, command string) func() {
+	line := fmt.Sprintf("<%d>\n", i)
+	out, err := c.WriteDirectCommandInput(t.Context(), me(), commands.WriteDirectCommandInputIn{CommandID: command, InputID: fmt.Sprint(i), Text: &line})
+	want := 0
+	if err != nil {
+		unsent(t, err)
+	} else if want = 1; out.State != record.Accepted || out.Duplicate {
+		t.Fatalf("%+v", out)
+	}
+	return func() {
+		for range 200 { // cat may still have to write it
+			if strings.Count(m.read("typed"), line) == want {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("%q was answered with %v, and is there %d times", line, err, strings.Count(m.read("typed"), line))
 	}
 }
 
