@@ -55,6 +55,8 @@ type Backend struct {
 	// Status describes the running gateway; nil when none runs. What it returns
 	// becomes JSON.
 	Status func(context.Context) (any, error)
+	// Doctor is the running gateway as the owner's doctor asks it; nil when none runs.
+	Doctor Doctor
 	// Log gets one line for each command that failed; nil discards them.
 	Log *slog.Logger
 }

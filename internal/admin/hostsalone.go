@@ -19,6 +19,10 @@ type hostsAlone struct {
 	now    func() time.Time
 }
 
+// Alone looks at the machines of a config while no gateway runs, for those who need
+// nothing of the store.
+func Alone(c *config.Config, now func() time.Time) Hosts { return hostsAlone{c, now} }
+
 // aloneBudget is how long a machine has to be connected to and to answer.
 const aloneBudget = 15 * time.Second
 

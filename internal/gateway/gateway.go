@@ -67,6 +67,9 @@ type Gateway struct {
 	version string
 	started time.Time
 
+	program program
+	tickets tickets
+
 	listener  net.Listener
 	store     *store.Store
 	oauth     authorizationServer
@@ -96,6 +99,8 @@ type authorizationServer interface {
 	Revoke(http.ResponseWriter, *http.Request)
 	ServerMetadata(http.ResponseWriter, *http.Request)
 	ResourceMetadata(http.ResponseWriter, *http.Request)
+	ConsentTrial(ctx context.Context, params url.Values) (redirect string, err error)
+	EndTrials(ctx context.Context, clientID string) (int, error)
 	Sweep(context.Context) error
 	Close(context.Context) error
 }
@@ -122,6 +127,7 @@ func New(ctx context.Context, o Options) (_ *Gateway, err error) {
 		g.version = "dev"
 	}
 	g.started = g.now()
+	g.program, g.tickets.now, g.tickets.rand = thisProgram(), g.now, g.rand
 	g.stopping, g.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

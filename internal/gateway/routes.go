@@ -33,7 +33,7 @@ func (g *Gateway) HandlerFor(server *mcp.Server) http.Handler {
 	r.NotFound(g.notFound)
 	r.MethodNotAllowed(wrongMethod)
 
-	r.Handle("/mcp", check.handler(newEndpoint(server, g.beats)))
+	r.Handle("/mcp", g.tickets.answering(g.beats, check.handler(newEndpoint(server, g.beats))))
 	r.HandleFunc("/mcp/*", g.notFound)
 
 	for _, suffix := range []string{"", "/mcp"} {

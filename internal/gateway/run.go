@@ -164,5 +164,6 @@ func (g *Gateway) backend() *admin.Backend {
 		Store: g.store, Backups: backup.PlanOf(g.config, g.now), Clients: g.clients, Mailbox: g.mailbox, Agents: g.agents, Hosts: ownersHosts{g}, Events: g.events, Transfers: g.direct.transfers, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
 		Commands: func() (*commands.Service, error) { return g.direct.local.Commands, nil },
 		Status:   func(ctx context.Context) (any, error) { return g.Status(ctx) },
+		Doctor:   doctored{g},
 	}
 }

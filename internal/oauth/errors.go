@@ -43,7 +43,7 @@ func Kinds() []fault.Kind {
 	return []fault.Kind{
 		invalidRequest, invalidClient, invalidGrant, unauthorizedClient, unsupportedGrantType, unsupportedResponseType,
 		requestNotSupported, requestURINotSupported, accessDenied, invalidTarget, invalidClientMetadata, invalidRedirectURI, serverError, temporarilyUnavailable,
-		UnknownClient, InvalidClientArguments,
+		UnknownClient, InvalidClientArguments, NoTrial,
 	}
 }
 

@@ -31,6 +31,7 @@ type authorization struct {
 	// permissions are what the consent page starts from: what this client id
 	// has, or everything for a new one.
 	permissions principal.Set
+	trial       bool // of the owner's doctor; see [Server.ConsentTrial]
 }
 
 // maxParameter bounds each parameter of an authorization request, in bytes.
@@ -174,7 +175,11 @@ func (s *Server) issueCode(tx *store.Tx, a *authorization, perms principal.Set) 
 			return "", err
 		}
 	}
-	if err := audit.Record(tx, s.clients.ownerOf(c.id), "consent.allow", c.id, audit.OK, "grant", id.String(), "permissions", perms.String()); err != nil {
+	detail := []any{"grant", id.String(), "permissions", perms.String()}
+	if a.trial {
+		detail = append(detail, "doctor", true)
+	}
+	if err := audit.Record(tx, s.clients.ownerOf(c.id), "consent.allow", c.id, audit.OK, detail...); err != nil {
 		return "", err
 	}
 	return s.redirectTo(a, url.Values{"code": {code}}), nil
