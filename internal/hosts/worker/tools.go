@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -110,9 +111,20 @@ func (c *Client) lostRead(err error) error {
 	return err
 }
 
+// brokeTimeout is how long the connection's own account of a loss is waited for.
+const brokeTimeout = 100 * time.Millisecond
+
 // broke says that the connection was lost during a call, and why.
 func (c *Client) broke(consequence string) *fault.Error {
+	news := c.listen()
 	s := c.o.Links.Status()
+	if s.State == hosts.Up { // or doesn't know yet that it isn't
+		select {
+		case <-news:
+			s = c.o.Links.Status()
+		case <-time.After(brokeTimeout):
+		}
+	}
 	if s.State == hosts.Up {
 		return hosts.Unavailable.Newf("The connection to the worker on %s was lost during the call.%s", c.o.Name, spaced(consequence))
 	}

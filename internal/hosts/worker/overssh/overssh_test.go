@@ -29,6 +29,7 @@ import (
 	"agentrelay/internal/direct/files"
 	"agentrelay/internal/direct/transfers"
 	"agentrelay/internal/e2e/sshd"
+	"agentrelay/internal/fault"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/install"
 	"agentrelay/internal/hosts/ssh"
@@ -173,6 +174,34 @@ func TestLoginShells(t *testing.T) {
 				t.Fatalf("%d bytes, %v", len(got), err)
 			}
 		})
+	}
+}
+
+// A read over a connection that is killed says since when, and why.
+func TestReadOverKilledConnection(t *testing.T) {
+	s := newSite(t, sshd.Options{})
+	s.install(t)
+	who := principal.Owner(principal.SharedOwner)
+	ran, err := s.client.RunDirectCommand(t.Context(), who, commands.RunDirectCommandIn{ProjectID: "p", RequestID: "r", Argv: []string{"sleep", "60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := s.client.ReadDirectCommand(t.Context(), who, commands.ReadDirectCommandIn{CommandID: &ran.CommandID, WaitMs: new(20_000)})
+		read <- err
+	}()
+	time.Sleep(100 * time.Millisecond) // it waits there by now, or is on its way
+	s.server.KillSessions()
+	var refused *fault.Error
+	if err := <-read; !errors.As(err, &refused) || refused.Code != "host_unavailable" || !strings.Contains(refused.Message, "since 2") {
+		t.Error(err)
+	}
+	for {
+		if _, err := s.client.CancelDirectCommand(t.Context(), who, commands.CancelDirectCommandIn{CommandID: ran.CommandID}); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
