@@ -42,6 +42,8 @@ type TargetInfo struct {
 	Generation int64  `json:"generation"`
 	RoutineID  string `json:"routineId"`
 	Scheme     Scheme `json:"scheme"`
+	// Receiver is https://host of the webhook, when its credential can be read.
+	Receiver string `json:"receiver,omitempty"`
 	// State is active, paused (an Events subscription is active), waiting (no
 	// such generation yet), disabled, or unusable (its credential).
 	State  string `json:"state"`
@@ -168,10 +170,9 @@ func (s *Service) Targets(ctx context.Context, owner string) ([]TargetInfo, erro
 		if err != nil {
 			return nil, err
 		}
-		if info.State == "active" || info.State == "paused" {
-			if problem := s.credentialProblem(t); problem != "" {
-				info.State, info.Reason = "unusable", problem
-			}
+		receiver, problem := s.lookAtCredential(t)
+		if info.Receiver = receiver; problem != "" && (info.State == "active" || info.State == "paused") {
+			info.State, info.Reason = "unusable", problem
 		}
 		list = append(list, info)
 	}
@@ -204,19 +205,20 @@ func (s *Service) targetState(q store.Querier, t Target) (state, reason string, 
 	return "active", n.Reason, err
 }
 
-// credentialProblem is why a target's credential can't be used, or "".
-func (s *Service) credentialProblem(t Target) string {
+// lookAtCredential reads a target's credential: where it leads, and why it can't be
+// used, or "".
+func (s *Service) lookAtCredential(t Target) (receiver, problem string) {
 	c, err := readCredential(t.Credential, s.getenv)
 	if err == nil {
-		err = s.checkURL(c.url)
+		receiver, err = originOf(c.url), s.checkURL(c.url)
 	}
 	if err != nil {
-		return err.Error()
+		return receiver, err.Error()
 	}
 	if _, ok := parseSecret(c.token); t.Scheme == StandardWebhooks && !ok {
-		return "the token is no whsec_ secret"
+		return receiver, "the token is no whsec_ secret"
 	}
-	return ""
+	return receiver, ""
 }
 
 // DeliveryInfo is a delivery as the owner's commands show it.
