@@ -43,6 +43,7 @@ var rules = []rule{
 	{table: "transfers", what: "transfer", unique: []string{"host_id", "request_id"}, receipt: true, running: "state = 'pending'"},
 	{table: "agents", what: "agent"},
 	{table: "dispatches", what: "dispatch", unique: []string{"host_id", "request_id"}, receipt: true, running: "state = 'submitting'"},
+	{table: "device_calls", what: "call of a device", unique: []string{"device", "request_id"}, receipt: true, running: "state IN ('queued', 'sent')"},
 	{table: "agent_messages", what: "message of an agent", unique: []string{"host_id", "message_id"}},
 	{table: "permission_answers", what: "answer to a permission"},
 	{table: "native_deliveries", what: "delivery to an agent", unique: []string{"message_id"}},

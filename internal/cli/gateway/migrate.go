@@ -8,13 +8,17 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"agentrelay/internal/backup"
 	"agentrelay/internal/config"
+	"agentrelay/internal/events"
+	"agentrelay/internal/hosts/local"
 	"agentrelay/internal/migrate"
+	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
 
@@ -22,8 +26,9 @@ func (a *app) migrateCommand() *cobra.Command {
 	return a.group("migrate", "Move state: to the shared owner, or from an original gateway",
 		`Without --apply a migration is rehearsed: it says what it would do and changes nothing.`,
 		`  gateway migrate shared-owner
-  gateway migrate shared-owner --apply`,
-		a.migrateSharedCommand())
+  gateway migrate shared-owner --apply
+  gateway migrate import --from ~/.local/share/local-agents-mcp`,
+		a.migrateSharedCommand(), a.migrateImportCommand())
 }
 
 // migrateFlags are what the migrations have in common.
@@ -89,8 +94,8 @@ func (a *app) migrationConfig(flags migrateFlags) (*config.Config, error) {
 }
 
 // openState opens the state directory of a gateway that does not run.
-func (a *app) openState(ctx context.Context, c *config.Config) (*store.Store, error) {
-	if _, err := os.Stat(filepath.Join(c.StateDir, store.FileName)); errors.Is(err, fs.ErrNotExist) {
+func (a *app) openState(ctx context.Context, c *config.Config, create bool) (*store.Store, error) {
+	if _, err := os.Stat(filepath.Join(c.StateDir, store.FileName)); errors.Is(err, fs.ErrNotExist) && !create {
 		return nil, failed("name the right one with --state-dir", "there is no gateway's database in %s", c.StateDir)
 	}
 	s, err := store.Open(ctx, store.Options{
@@ -115,7 +120,7 @@ func (a *app) migrateShared(ctx context.Context, flags migrateFlags, o migrate.S
 	if err != nil {
 		return err
 	}
-	s, err := a.openState(ctx, c)
+	s, err := a.openState(ctx, c, false)
 	if err != nil {
 		return err
 	}
@@ -143,6 +148,116 @@ func (a *app) migrateShared(ctx context.Context, flags migrateFlags, o migrate.S
 	if err == nil && len(out.Conflicts) > 0 {
 		return failed("resolve them and run this again", "nothing was changed: %s must be resolved first", plural(int64(len(out.Conflicts)), "conflict"))
 	}
+	return err
+}
+
+func (a *app) migrateImportCommand() *cobra.Command {
+	var flags migrateFlags
+	var from string
+	c := a.withJSON(&cobra.Command{
+		Use:   "import",
+		Short: "Take over the state of an original Node gateway",
+		Long: `Reads the state directory of the original gateway, which must be stopped and is not
+changed, and adds what it kept: clients, peers, messages, subscriptions, receipts, and the
+keys of agents. What can't come along is listed with the reason. Run it again as often as
+you like: what is there stays.
+
+Set this gateway up first (gateway init), with the same public address.`,
+		Example: `  gateway migrate import --from ~/.local/share/local-agents-mcp
+  gateway migrate import --from ~/.local/share/local-agents-mcp --apply`,
+		Args: exact(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if from == "" {
+				return usage("--from is missing: the original's state directory")
+			}
+			full, err := filepath.Abs(from)
+			if err != nil {
+				return err
+			}
+			return a.migrateImport(cmd.Context(), flags, full)
+		},
+	})
+	a.migrateFlags(c, &flags)
+	c.Flags().StringVar(&from, "from", "", "state `directory` of the original gateway")
+	c.Flags().StringVar(&flags.stateDir, "to", "", "state `directory` to add to (default: stateDir of the config)")
+	_ = c.Flags().MarkHidden("state-dir")
+	return c
+}
+
+// importOut is the JSON of an import.
+type importOut struct {
+	migrate.Imported
+	Backup string `json:"backup,omitempty"` // its directory
+}
+
+func (a *app) migrateImport(ctx context.Context, flags migrateFlags, from string) error {
+	c, err := a.migrationConfig(flags)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(from); err != nil {
+		return failed("name the original's stateDir with --from", "there is nothing to import: %w", err)
+	}
+	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
+		return err
+	}
+	s, err := a.openState(ctx, c, true)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	o := migrate.ImportOptions{From: from, LocalHostID: local.ID(), Rand: a.Rand}
+	out := importOut{}
+	if flags.apply {
+		if out.Backup, err = a.backupBefore(ctx, c, s, flags.backupDir); err != nil {
+			return err
+		}
+		if o.Key, err = events.OpenKey(ctx, s); err != nil {
+			return err
+		}
+		o.Apply = true
+	}
+	out.Imported, err = migrate.Import(ctx, s, o)
+	if errors.Is(err, migrate.ErrNoOriginal) {
+		return failed("name the original's stateDir with --from", "%w", err)
+	}
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(a.Stdout, out)
+	}
+	return a.printImport(out, c)
+}
+
+func (a *app) printImport(out importOut, c *config.Config) error {
+	w := a.Stdout
+	rows := [][]string{}
+	what := map[string]bool{}
+	for k := range out.Kept {
+		what[k] = true
+	}
+	for k := range out.Present {
+		what[k] = true
+	}
+	for _, k := range sortedKeys(what) {
+		rows = append(rows, []string{k, fmt.Sprint(out.Kept[k]), fmt.Sprint(out.Present[k])})
+	}
+	if err := table(w, 0, []string{"WHAT", "COMES", "IS THERE"}, rows); err != nil {
+		return err
+	}
+	for _, l := range out.Left {
+		fmt.Fprintln(w, wrap(fmt.Sprintf("\nNot: %s. %s", plural(int64(l.Count), clean(l.What)), clean(l.Why))))
+	}
+	if !out.Applied {
+		_, err := fmt.Fprintln(w, "\nNothing was changed. Do it with --apply.")
+		return err
+	}
+	next := "start the gateway, and connect each client again: its id is known, only its tokens are not"
+	if c.SharedOwner && len(out.Owners) > 0 && !slices.Equal(out.Owners, []string{principal.SharedOwner}) {
+		next = "gateway migrate shared-owner" + a.configFlag() + ", for what came belongs to single clients and this gateway's clients share one domain; then " + next
+	}
+	_, err := fmt.Fprintf(w, "\nDone. The state of before is in\n  %s\n\n%s\n", clean(out.Backup), wrap("Next: "+next+"."))
 	return err
 }
 
