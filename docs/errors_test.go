@@ -16,6 +16,7 @@ import (
 	"agentrelay/internal/channel"
 	"agentrelay/internal/channel/client"
 	"agentrelay/internal/cli/peeragent"
+	"agentrelay/internal/devices"
 	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/direct/files"
@@ -41,6 +42,7 @@ var families = []struct {
 	{"Direct commands", "In `structuredContent.error` of a tool result; from `not_started` on in `error` of a command's receipt, where the call itself has not failed.", commands.Kinds()},
 	{"Direct transfers", "In `structuredContent.error` of a tool result, in `error` of a transfer's receipt, and in `error` of the JSON body of `/files/`.", slices.Concat(hosttransfers.Kinds(), transfers.Kinds())},
 	{"Agents", "In `structuredContent.error` of a tool result, in `error` of a dispatch's receipt, and in `reason` of a result.", agents.Kinds()},
+	{"Devices", "In `structuredContent.error` of a tool result; the last two on standard error of an owner's command.", devices.Kinds()},
 	{"HTTP and MCP", "In `error` of a JSON body, or in `error.data` of a JSON-RPC error.", gateway.Kinds()},
 	{"MCP Events", "In `error.data` of a JSON-RPC error, whose number follows `events.errorCodes`; the last two on standard error of an owner's command.", events.Kinds()},
 	{"OAuth", "In `error` of an OAuth answer, as the RFCs name them, with `error_description`, `hint` and `id` beside it; or on a page for the owner.", oauth.Kinds()},

@@ -18,6 +18,7 @@ import (
 
 	"agentrelay/internal/backup"
 	"agentrelay/internal/channel"
+	"agentrelay/internal/devices"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/mailbox"
@@ -43,6 +44,8 @@ type Backend struct {
 	Events *events.Service
 	// Transfers is the transfers of files.
 	Transfers *transfers.Service
+	// Devices is the paired devices. A stand-alone relay has them alone.
+	Devices *devices.Service
 	// Commands returns the commands of this machine; without a gateway it opens
 	// them when it is first called.
 	Commands func() (*commands.Service, error)

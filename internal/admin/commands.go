@@ -282,6 +282,7 @@ var table = []interface {
 	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
 	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets, ListAgents, AdoptAgent, RevokeAgent, ListHosts, CheckHost, RetryHost,
 	ListCommands, ShowCommand, CancelCommand, ListTransfers, RevokeTransfers, ResetPassword, MakeBackup,
+	ListDevices, PairDevice, RevokeDevice, ListDeviceCalls,
 	BeginDoctor, ConsentDoctor, EndDoctor, InspectDoctor, FindPrograms,
 }
 

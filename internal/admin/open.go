@@ -12,6 +12,7 @@ import (
 	"agentrelay/internal/backup"
 	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
+	"agentrelay/internal/devices"
 	"agentrelay/internal/direct/commands"
 	"agentrelay/internal/events"
 	"agentrelay/internal/hosts/local"
@@ -58,7 +59,7 @@ func Open(ctx context.Context, c *config.Config, now func() time.Time, rand io.R
 		Store: s, StateDir: c.StateDir, LocalHostID: local.ID(), LocalAliases: local.Aliases(), HostIDs: hostIDs(c), Rand: rand, Log: log,
 	})
 	b := &Backend{
-		Store: s, Backups: plan, Mailbox: m, Agents: agents, Hosts: hostsAlone{c, now}, Events: e, Transfers: files, Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
+		Store: s, Backups: plan, Mailbox: m, Agents: agents, Hosts: hostsAlone{c, now}, Events: e, Transfers: files, Devices: devices.New(devices.Options{Store: s, Now: now, Rand: rand, Log: log}), Commands: open, OwnerFile: c.OwnerTokenFile, Rand: rand, Log: log,
 		Clients: &oauth.Clients{Store: s, SharedOwner: c.SharedOwner, Redirects: redirects, Now: now, Rand: rand, Ended: []func(*store.Tx, string) error{e.EndClient, files.EndClient},
 			Permitted: []func(*store.Tx, string, principal.Set) error{files.NarrowClient}},
 	}

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"agentrelay/internal/config"
@@ -77,6 +78,9 @@ func Serve(ctx context.Context, l net.Listener, b *Backend) error {
 func Handler(b *Backend) http.Handler {
 	mux := http.NewServeMux()
 	for _, c := range table {
+		if b.Clients == nil && !strings.HasPrefix(c.label(), "devices.") {
+			continue // a relay that has devices alone
+		}
 		mux.HandleFunc("POST /"+c.label(), func(w http.ResponseWriter, r *http.Request) {
 			out, err := c.serve(r.Context(), b, http.MaxBytesReader(w, r.Body, maxRequest))
 			if err != nil {

@@ -29,7 +29,7 @@ func All() []tool.Tool {
 // Properties that several tools have.
 
 func hostField() tool.Field {
-	return tool.Opt("hostId", tool.Str("From list_hosts; default the gateway's own machine.").Length(1, 128))
+	return tool.Opt("hostId", tool.Str("From list_hosts; default local.").Length(1, 128))
 }
 
 func projectField() tool.Field {

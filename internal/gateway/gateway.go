@@ -29,6 +29,7 @@ import (
 	"agentrelay/internal/backup"
 	"agentrelay/internal/channel"
 	"agentrelay/internal/config"
+	"agentrelay/internal/devices"
 	"agentrelay/internal/events"
 	"agentrelay/internal/hosts/local"
 	"agentrelay/internal/mailbox"
@@ -79,6 +80,7 @@ type Gateway struct {
 	events    *events.Service
 	direct    *workspace
 	dispatch  *dispatching
+	devices   *devices.Service
 	outbound  *http.Client // of metadata documents
 	callbacks *http.Client // of events
 	stopping  context.Context
@@ -169,6 +171,7 @@ func (g *Gateway) listen(ctx context.Context) error {
 // build makes the parts and joins them.
 func (g *Gateway) build(ctx context.Context) error {
 	c := g.config
+	g.buildDevices()
 	if err := g.buildEvents(ctx); err != nil {
 		return err
 	}
@@ -226,6 +229,9 @@ func (g *Gateway) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	errs = append(errs, g.dispatch.close(ctx), g.direct.close(ctx))
+	if g.devices != nil {
+		errs = append(errs, g.devices.Close(ctx))
+	}
 	g.closeEvents(ctx)
 	if g.oauth != nil {
 		if err := g.oauth.Close(ctx); !errors.Is(err, store.ErrClosed) {

@@ -21,6 +21,7 @@ var (
 	bodyTooLarge      = fault.Kind{Code: "body_too_large", Hint: "Send less in one request.", Retryable: false}
 	bodyUnreadable    = fault.Kind{Code: "body_unreadable", Hint: "Send the request again; its body must arrive whole within 30 seconds.", Retryable: true}
 	tooManyRequests   = fault.Kind{Code: "too_many_requests", Hint: "Wait as long as the Retry-After header says, then repeat the request.", Retryable: true}
+	notAWebsocket     = fault.Kind{Code: "not_a_websocket", Hint: "Give this address to the program of a device: device pair <address> <code> --device <name>. A proxy in front of the gateway must pass on Upgrade and Connection.", Retryable: false}
 	notReady          = fault.Kind{Code: "not_ready", Hint: "Try again in a few seconds.", Retryable: true}
 )
 
@@ -29,7 +30,7 @@ var (
 func Kinds() []fault.Kind {
 	kinds := []fault.Kind{
 		unauthorized, invalidToken, insufficientScope, hostNotAllowed, originNotAllowed, notFound, methodNotAllowed,
-		notAcceptable, unsupportedType, bodyTooLarge, bodyUnreadable, tooManyRequests, notReady,
+		notAcceptable, unsupportedType, bodyTooLarge, bodyUnreadable, tooManyRequests, notAWebsocket, notReady,
 	}
 	for _, k := range rpcKinds {
 		if k.kind.Code != fault.Internal.Code {

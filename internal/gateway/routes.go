@@ -8,6 +8,7 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"agentrelay/internal/devices/wire"
 	"agentrelay/internal/oauth"
 )
 
@@ -51,6 +52,9 @@ func (g *Gateway) HandlerFor(server *mcp.Server) http.Handler {
 
 	if g.config.Tools.Direct {
 		r.Get("/files/*", g.download) // the rest is a ticket, which is not for the log
+	}
+	if g.config.Tools.Devices {
+		r.Get(wire.Path, g.acceptDevice)
 	}
 	r.Get("/healthz", g.alive)
 	r.Get("/readyz", g.ready)

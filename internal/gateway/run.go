@@ -30,9 +30,10 @@ const (
 	routeTimeout = time.Minute
 	maxHeader    = 64 << 10
 
-	oauthSweep = time.Minute
-	auditSweep = time.Hour
-	eventSweep = time.Hour
+	oauthSweep  = time.Minute
+	auditSweep  = time.Hour
+	eventSweep  = time.Hour
+	deviceSweep = time.Hour
 
 	transferSweep = time.Minute
 )
@@ -52,6 +53,9 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	}
 	if err := g.dispatch.agents.Start(ctx); err != nil {
 		return fmt.Errorf("starting the agents: %w", errors.Join(err, socket.Close()))
+	}
+	if err := g.devices.Start(ctx); err != nil {
+		return errors.Join(err, socket.Close())
 	}
 	g.logStart(ctx)
 
@@ -75,6 +79,7 @@ func (g *Gateway) Run(ctx context.Context, ready func(mcpURL string)) (err error
 	wg.Go(func() { g.sweep(serving, "oauth", oauthSweep, g.oauth.Sweep) })
 	wg.Go(func() { g.sweep(serving, "audit", auditSweep, g.sweepAudit) })
 	wg.Go(func() { g.sweep(serving, "events", eventSweep, g.sweepEvents) })
+	wg.Go(func() { g.sweep(serving, "devices", deviceSweep, g.devices.Sweep) })
 	wg.Go(func() { g.sweep(serving, "transfers", transferSweep, g.direct.transfers.Sweep) })
 	ready(g.config.MCPURL())
 	wg.Wait()
@@ -100,6 +105,9 @@ func (g *Gateway) serve(ctx context.Context, l net.Listener) error {
 		defer cancel()
 		if err := g.dispatch.close(bound); err != nil {
 			g.log.Warn("dispatches were still under way at the end of the stop", "error", err)
+		}
+		if err := g.devices.Close(bound); err != nil {
+			g.log.Warn("devices were still connected at the end of the stop", "error", err)
 		}
 		if err := g.direct.close(bound); err != nil {
 			g.log.Warn("the Direct workspace was still busy at the end of the stop", "error", err)
@@ -161,7 +169,7 @@ func (g *Gateway) sweepEvents(ctx context.Context) error {
 // backend is what the owner's commands act on.
 func (g *Gateway) backend() *admin.Backend {
 	return &admin.Backend{
-		Store: g.store, Backups: backup.PlanOf(g.config, g.now), Clients: g.clients, Mailbox: g.mailbox, Agents: g.agents, Hosts: ownersHosts{g}, Events: g.events, Transfers: g.direct.transfers, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
+		Store: g.store, Backups: backup.PlanOf(g.config, g.now), Clients: g.clients, Mailbox: g.mailbox, Agents: g.agents, Hosts: ownersHosts{g}, Events: g.events, Transfers: g.direct.transfers, Devices: g.devices, OwnerFile: g.config.OwnerTokenFile, Rand: g.rand, Log: g.log,
 		Commands: func() (*commands.Service, error) { return g.direct.local.Commands, nil },
 		Status:   func(ctx context.Context) (any, error) { return g.Status(ctx) },
 		Doctor:   doctored{g},

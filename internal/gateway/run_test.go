@@ -62,7 +62,7 @@ func TestRunServesUntilItIsStopped(t *testing.T) {
 	if err != nil || json.Unmarshal(raw, &s) != nil {
 		t.Fatalf("%s, %v", raw, err)
 	}
-	if s.MCPURL != r.url+"/mcp" || s.Version != "test" || s.Peers.Active != 1 || s.Schema == 0 || s.Tools != 44 || !s.Ready || len(s.Warnings) != 1 || s.Warnings[0].Name != "loopback_only" {
+	if s.MCPURL != r.url+"/mcp" || s.Version != "test" || s.Peers.Active != 1 || s.Schema == 0 || s.Tools != 47 || !s.Ready || len(s.Warnings) != 1 || s.Warnings[0].Name != "loopback_only" {
 		t.Errorf("%s", raw)
 	}
 	info, err := os.Stat(filepath.Join(c.StateDir, "admin.sock"))

@@ -39,6 +39,9 @@ func (g *Gateway) instructions() string {
 	if g.config.Tools.Agents {
 		text += agentInstructions
 	}
+	if g.config.Tools.Devices {
+		text += deviceInstructions
+	}
 	return text + failureInstructions
 }
 
@@ -86,6 +89,9 @@ func (g *Gateway) tools() []tool.Tool {
 	}
 	if g.config.Tools.Agents {
 		tools = append(tools, agentTools(g.dispatch)...)
+	}
+	if g.config.Tools.Devices {
+		tools = append(tools, deviceTools(g.devices)...)
 	}
 	return append(tools, g.moreTools...)
 }

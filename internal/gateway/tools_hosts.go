@@ -56,17 +56,7 @@ func hostTools(w *workspace, d *dispatching) []tool.Tool {
 		Name: "list_hosts", Title: "List hosts", ReadOnly: true, Idempotent: true,
 		Description: "List the owner's machines that this gateway reaches, by hostId. Pass a hostId to the other tools to work there; left out, it is the gateway's own machine, which is also called local or mac. Then use list_direct_projects to see which projects a host has.",
 		In:          tool.Arguments(),
-		Out: tool.Result(tool.Opt("hosts", tool.List("The hosts.", tool.Object("A host.",
-			tool.Opt("hostId", tool.Str("Its id.")),
-			tool.Opt("name", tool.Str("What people call it.")),
-			tool.Opt("transport", tool.Str("How it is reached: local, ssh or device.")),
-			tool.Opt("available", tool.Boolean("Whether it could be reached when it was checked.")),
-			tool.Opt("checkedAt", tool.Str("When that was.")),
-			tool.Opt("reason", tool.Str("Why it is not available.")),
-			tool.Opt("directConfigured", tool.Boolean("Whether it has projects for the Direct tools.")),
-			tool.Opt("agentsAvailable", tool.Boolean("Whether agents can be dispatched there now.")),
-			tool.Opt("worker", tool.Object("The gateway's helper on that host: version, outdated.")),
-		)))),
+		Out:         tool.Result(tool.Opt("hosts", tool.List("hostId, name, transport (local, ssh or device), available, checkedAt, reason (why not), directConfigured, agentsAvailable, worker: version, outdated.", tool.Object("A host.")))),
 		Call: func(ctx context.Context, _ principal.Principal, _ json.RawMessage) (any, error) {
 			return map[string][]host{"hosts": w.listHosts(ctx, d)}, nil
 		},

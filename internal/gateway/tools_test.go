@@ -24,7 +24,7 @@ import (
 
 // groups are all tools there are, by the config's names.
 func groups() map[string][]tool.Tool {
-	return map[string][]tool.Tool{"mailbox": mailboxTools(nil), "hosts": hostTools(&workspace{}, nil), "direct": directTools(&workspace{}), "agents": agentTools(&dispatching{})}
+	return map[string][]tool.Tool{"mailbox": mailboxTools(nil), "hosts": hostTools(&workspace{}, nil), "direct": directTools(&workspace{}), "agents": agentTools(&dispatching{}), "devices": deviceTools(nil)}
 }
 
 func TestToolDefinitions(t *testing.T) {
@@ -136,7 +136,7 @@ func TestTheSurfaceNeverMoves(t *testing.T) {
 	}
 
 	c3 := testConfig(t)
-	c3.Tools.Mailbox, c3.Tools.Direct, c3.Tools.Agents = false, false, false
+	c3.Tools.Mailbox, c3.Tools.Direct, c3.Tools.Agents, c3.Tools.Devices = false, false, false, false
 	off := start(t, c3)
 	if body := list(off, false); !strings.Contains(body, `"tools":[]`) {
 		t.Errorf("a group that is off: %s", body)
@@ -261,7 +261,7 @@ func TestMailboxWithTheGoClient(t *testing.T) {
 			}
 			defer session.Close()
 			tools, err := session.ListTools(t.Context(), nil)
-			if err != nil || len(tools.Tools) != 7+1+13+23 {
+			if err != nil || len(tools.Tools) != 7+1+13+23+3 {
 				t.Fatalf("%v, %v", tools, err)
 			}
 			res, err := session.CallTool(t.Context(), &mcp.CallToolParams{Name: "register_peer", Arguments: map[string]any{"peerId": "chat-" + name, "kind": "chat"}})

@@ -67,7 +67,7 @@ func (t *Tool) Check(raw json.RawMessage) (json.RawMessage, error) {
 // A part that another tool describes in full is only named: each list has room
 // for 64 KiB.
 func Result(properties ...Field) *Schema {
-	failed := Object("Set instead when the call failed: code, message, hint (the next step), retryable, id.")
+	failed := Object("Failure: code, message, hint, retryable, id.")
 	return Object("", append(properties, Opt("error", failed))...)
 }
 
@@ -75,7 +75,7 @@ func Result(properties ...Field) *Schema {
 // kind too: why what was asked for did not happen, though the call did not fail.
 func Receipt(properties ...Field) *Schema {
 	s := Result(properties...)
-	s.Properties[len(s.Properties)-1].Schema.Description = "Alone: the call failed. Beside state: why it did not happen. code, message, hint (the next step)."
+	s.Properties[len(s.Properties)-1].Schema.Description = "Alone: the call failed. Beside state: why. code, message, hint."
 	return s
 }
 
