@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -282,6 +283,35 @@ func TestStalledConnection(t *testing.T) {
 	}
 	c.LinkChanged(hosts.Status{State: hosts.Up, Since: time.Now()})
 	if _, err := c.CancelDirectCommand(t.Context(), me(), commands.CancelDirectCommandIn{CommandID: ran.CommandID}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A call that can't be sent, for the connection takes nothing any more, ends with
+// its context.
+func TestSendingHangs(t *testing.T) {
+	m := newMachine(t)
+	c := m.open(func(o *worker.Options) { o.StartTimeout = 5 * time.Second })
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old := m.current().processes()[0]
+	if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(old, syscall.SIGKILL) })
+	for i := range 4 { // more than a pipe holds
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		began := time.Now()
+		_, err := c.WriteDirectFile(ctx, files.WriteDirectFileIn{ProjectID: "p", Path: fmt.Sprint("f", i), Content: strings.Repeat("x", 1<<20)})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 3*time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	}
+	m.cut("the cable was pulled.")
+	m.join()
+	if _, err := c.WriteDirectFile(t.Context(), files.WriteDirectFileIn{ProjectID: "p", Path: "g", Content: "x"}); err != nil {
 		t.Fatal(err)
 	}
 }

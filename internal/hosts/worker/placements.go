@@ -198,6 +198,13 @@ func (r *content) Close() error {
 	return nil
 }
 
+// placement calls a method of placements.
+func (s *session) placement(ctx context.Context, method string, in transfers.Placement) (*wire.PlacementResult, error) {
+	return await(ctx, s, func() (*wire.PlacementResult, error) {
+		return mcp.CallCustomMethod[*wire.PlacementParams, *wire.PlacementResult](ctx, s.mcp, method, &wire.PlacementParams{Placement: in})
+	})
+}
+
 // Check implements [hosts.Placements].
 func (p placements) Check(ctx context.Context, in transfers.Placement) error {
 	s, err := p.c.session(ctx)
@@ -206,9 +213,9 @@ func (p placements) Check(ctx context.Context, in transfers.Placement) error {
 	}
 	ctx, cancel := p.c.reading(ctx)
 	defer cancel()
-	r, err := mcp.CallCustomMethod[*wire.PlacementParams, *wire.PlacementResult](ctx, s.mcp, wire.CheckMethod, &wire.PlacementParams{Placement: in})
+	r, err := s.placement(ctx, wire.CheckMethod, in)
 	if err != nil {
-		return p.c.lostRead(s.broken(ctx, err))
+		return p.c.lostRead(err)
 	}
 	if r.Error != nil {
 		return r.Error.Err()
@@ -276,9 +283,9 @@ func (p placements) Settle(ctx context.Context, id string) (placed transfers.Pla
 		if err != nil {
 			return transfers.Placed{}, false, err
 		}
-		r, err := mcp.CallCustomMethod[*wire.PlacementParams, *wire.PlacementResult](ctx, s.mcp, wire.SettleMethod, &wire.PlacementParams{Placement: transfers.Placement{ID: id}})
+		r, err := s.placement(ctx, wire.SettleMethod, transfers.Placement{ID: id})
 		if err != nil {
-			return transfers.Placed{}, false, s.broken(ctx, err)
+			return transfers.Placed{}, false, err
 		}
 		if r.Error == nil {
 			return r.Placed, r.OK, nil

@@ -273,9 +273,11 @@ var errLost = errors.New("the connection to the worker was lost")
 // call makes a call. The error is a refusal, that of ctx, errLost in a chain, or
 // one that says that the worker doesn't know what it was asked.
 func (s *session) call(ctx context.Context, name string, meta mcp.Meta, in, out any) error {
-	r, err := s.mcp.CallTool(ctx, &mcp.CallToolParams{Meta: meta, Name: name, Arguments: in})
+	r, err := await(ctx, s, func() (*mcp.CallToolResult, error) {
+		return s.mcp.CallTool(ctx, &mcp.CallToolParams{Meta: meta, Name: name, Arguments: in})
+	})
 	if err != nil {
-		return s.broken(ctx, err)
+		return err
 	}
 	text := ""
 	if len(r.Content) > 0 {
@@ -297,8 +299,42 @@ func (s *session) call(ctx context.Context, name string, meta mcp.Meta, in, out 
 	return (fault.Kind{Code: f.Code, Hint: f.Hint, Retryable: f.Retryable}).New(f.Message).Because(fmt.Errorf("on the worker, as %s", f.ID))
 }
 
+// deliveryTime is how long an answer may take that came just before a session was
+// lost.
+const deliveryTime = time.Second
+
+// await waits for a call, which may hang in sending: the SDK sends one message
+// after the other, and a connection that has stopped takes none.
+func await[T any](ctx context.Context, s *session, do func() (T, error)) (out T, err error) {
+	type answer struct {
+		out T
+		err error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		out, err := do()
+		answers <- answer{out, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.out, s.broken(ctx, a.err)
+	case <-ctx.Done():
+		return out, context.Cause(ctx)
+	case <-s.lost:
+	}
+	select {
+	case a := <-answers:
+		return a.out, s.broken(ctx, a.err)
+	case <-time.After(deliveryTime):
+		return out, errLost
+	}
+}
+
 // broken sorts the errors of the SDK.
 func (s *session) broken(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
