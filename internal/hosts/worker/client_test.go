@@ -383,3 +383,24 @@ func TestNoProjects(t *testing.T) {
 		t.Errorf("%d processes were started", n)
 	}
 }
+
+// The largest texts that tools take go through, whatever they become as JSON.
+func TestLargestTexts(t *testing.T) {
+	m := newMachine(t)
+	c := m.open()
+	for i, character := range []string{"<", "\x01", "\"", "é"} {
+		text := strings.Repeat(character, files.MaxContent/len(character))
+		name := string(rune('a' + i))
+		if _, err := c.WriteDirectFile(t.Context(), files.WriteDirectFileIn{ProjectID: "p", Path: name, Content: text}); err != nil {
+			t.Fatal(err)
+		}
+		other := text[:len(text)-len(character)] + "!"
+		out, err := c.EditDirectFile(t.Context(), files.EditDirectFileIn{ProjectID: "p", Path: name, ExpectedSHA256: sum(text), OldText: text, NewText: other})
+		if err != nil || out.SHA256 != sum(other) || m.read(name) != other {
+			t.Fatalf("%q: %v", character, err)
+		}
+		if read, err := c.ReadDirectFile(t.Context(), files.ReadDirectFileIn{ProjectID: "p", Path: name}); err != nil || !strings.HasPrefix(other, read.Content) || read.Content == "" {
+			t.Fatalf("%q: %v", character, err)
+		}
+	}
+}
