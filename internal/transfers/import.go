@@ -87,7 +87,8 @@ func (s *Service) place(ctx context.Context, h Host, r row) error {
 	case placed:
 		return nil
 	}
-	return err
+	s.log.Warn("an import broke off on its host", "transfer", r.id, "error", err)
+	return Interrupted.New("The host, or the connection to it, failed before the file was in its place.").Because(err)
 }
 
 // errUnsettled means that the host can't tell what became of a placement.

@@ -388,7 +388,7 @@ func TestOutcomeIsUnknownUntilTheHostIsAsked(t *testing.T) {
 		"done":     {"place", transfers.Completed, "", newContent},
 		"not done": {"send", transfers.StateInterrupted, "transfer_interrupted", oldContent},
 	} {
-		for _, how := range []string{"get", "sweep", "restart"} {
+		for _, how := range []string{"get", "sweep", "restart", "back"} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				s, o := source(t, serveNew)
 				r := newRig(t, o)
@@ -402,10 +402,18 @@ func TestOutcomeIsUnknownUntilTheHostIsAsked(t *testing.T) {
 					r.restart()
 				}
 				r.host.fail("settle", nil)
-				if how == "sweep" {
-					if err := r.Sweep(t.Context()); err != nil {
-						t.Fatal(err)
+				var err error
+				switch how {
+				case "sweep":
+					err = r.Sweep(t.Context())
+				case "back":
+					if err := r.SettleHost(t.Context(), "another"); err != nil || r.stored("r1") != transfers.StateUnknown {
+						t.Fatalf("another host is back: %v, %v", err, r.stored("r1"))
 					}
+					err = r.SettleHost(t.Context(), "local")
+				}
+				if err != nil || how != "get" && how != "restart" && r.stored("r1") != c.state {
+					t.Fatalf("%v, %v", err, r.stored("r1"))
 				}
 				r.is(r.get("r1"), c.state, c.code)
 				if r.file("f") != c.file {
@@ -419,6 +427,21 @@ func TestOutcomeIsUnknownUntilTheHostIsAsked(t *testing.T) {
 	r := newRig(t, o)
 	r.host.fail("place", lost)
 	r.is(r.importFile(r.importIn("f", "r1", s.URL, "")), transfers.Completed)
+	r.host.fail("place", nil)
+	r.host.fail("send", lost)
+	r.is(r.importFile(r.importIn("g", "r2", s.URL, "")), transfers.StateInterrupted, "transfer_interrupted")
+}
+
+// stored is the state on disk; nobody is asked.
+func (r *rig) stored(requestID string) (state transfers.State) {
+	r.t.Helper()
+	err := store.Read(r.t.Context(), r.store, func(q *store.Reader) error {
+		return q.QueryRow(`SELECT state FROM transfers WHERE request_id = ?`, requestID).Scan(&state)
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return state
 }
 
 func TestFullSpoolDisk(t *testing.T) {

@@ -171,6 +171,8 @@ func reasonOf(err error) (State, Failure) {
 		return Revoked, failure(TransferRevoked.New("It was revoked before it was done."))
 	case errors.Is(err, errClosing):
 		return StateInterrupted, interrupted("The gateway was stopped before it was done.")
+	case errors.Is(err, Interrupted):
+		return StateInterrupted, failure(fault.From(err))
 	}
 	return Failed, failure(fault.From(err))
 }

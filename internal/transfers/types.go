@@ -52,8 +52,8 @@ const (
 	// Failed: it was not done, for the reason in error. An import has changed
 	// nothing.
 	Failed State = "failed"
-	// StateInterrupted: the gateway stopped or crashed before it was done. An
-	// import has changed nothing.
+	// StateInterrupted: the gateway stopped or crashed, or the host of an import
+	// failed, before it was done. An import has changed nothing.
 	StateInterrupted State = "interrupted"
 	// StateUnknown: an import may be in its place or not, and the host can't be
 	// asked. It becomes completed or interrupted once it can.
