@@ -51,24 +51,19 @@ func (p *Proxy) Address() string { return p.l.Addr().String() }
 
 // Blackhole carries no more bytes, either way, and tells nobody. New connections
 // are taken and left alone.
-func (p *Proxy) Blackhole() { p.hold(true, true) }
+func (p *Proxy) Blackhole() {
+	p.Mute()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flows.toServer = make(chan struct{})
+}
 
 // Mute carries no more of what the server says: requests arrive, and their
 // answers do not.
-func (p *Proxy) Mute() { p.hold(false, true) }
-
-// Deafen carries no more of what clients say.
-func (p *Proxy) Deafen() { p.hold(true, false) }
-
-func (p *Proxy) hold(toServer, toClient bool) {
+func (p *Proxy) Mute() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if toServer {
-		p.flows.toServer = make(chan struct{})
-	}
-	if toClient {
-		p.flows.toClient = make(chan struct{})
-	}
+	p.flows.toClient = make(chan struct{})
 }
 
 // Strand carries no more bytes of the connections that are open. New ones are
