@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a service over doubles of daemons, one for each host.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	root   string // allowed
 	dir    string // of the store
 	who    principal.Principal
@@ -42,7 +42,7 @@ type rig struct {
 
 const here = "local"
 
-func newRig(t *testing.T, version string, hosts ...string) *rig {
+func newRig(t testing.TB, version string, hosts ...string) *rig {
 	t.Helper()
 	if len(hosts) == 0 {
 		hosts = []string{here}
@@ -308,6 +308,17 @@ func (s *subscriptions) lapse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.routes = nil
+}
+
+// tells waits until exactly these kinds were told of a dispatch.
+func (r *rig) tells(requestID string, want ...string) {
+	r.t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && len(r.subs.kinds(requestID)) < len(want); {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if kinds := r.subs.kinds(requestID); !slices.Equal(kinds, want) {
+		r.t.Errorf("told %v of %s, want %v", kinds, requestID, want)
+	}
 }
 
 // kinds lists what was told of a dispatch, in order.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -50,9 +49,7 @@ func TestPermissionsAreToldOnce(t *testing.T) {
 		if out := r.wait("ask", agentID); !out.SavedResult {
 			t.Errorf("%s", asJSON(t, out))
 		}
-		if kinds := r.subs.kinds("ask"); !slices.Equal(kinds, []string{"permission", "result"}) {
-			t.Errorf("told %v", kinds)
-		}
+		r.tells("ask", "permission", "result")
 	})
 }
 
@@ -90,18 +87,14 @@ func TestWhatHappenedWhileNobodySubscribed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if kinds := r.subs.kinds("job"); !slices.Equal(kinds, []string{"permission", "result"}) {
-		t.Errorf("told %v", kinds)
-	}
+	r.tells("job", "permission", "result")
 	for range 2 {
 		out, err := r.s.WatchDispatchRequest(t.Context(), r.who, WatchDispatchRequestIn{OnHost{here}, "silent", "chat"})
 		if err != nil || out.Status != "bound" || out.SubscriptionID != "sub_chat" {
 			t.Errorf("%+v, %v", out, err)
 		}
 	}
-	if kinds := r.subs.kinds("silent"); !slices.Equal(kinds, []string{"result"}) {
-		t.Errorf("told %v", kinds)
-	}
+	r.tells("silent", "result")
 }
 
 func TestRoutes(t *testing.T) {
@@ -199,18 +192,14 @@ func TestMessagesOfAgents(t *testing.T) {
 	if _, err := r.s.AcceptAgentMessage(t.Context(), here, uuid.NewString(), "job", uuid.NewString(), "message", "x"); kindOf(err) != "request_not_authorized" {
 		t.Errorf("another agent: %v", err)
 	}
-	if kinds := r.subs.kinds("job"); !slices.Equal(kinds, []string{"message"}) {
-		t.Errorf("while it runs: %v", kinds)
-	}
+	r.tells("job", "message")
 	reply := r.sendIn("reply", agentID, "sleep 0")
 	reply.ReplyToMessageID = &question
 	if _, err := r.s.SendAgentPrompt(t.Context(), r.who, reply); kindOf(err) != "agent_busy" {
 		t.Errorf("a reply too soon: %v", err)
 	}
 	r.wait("job", agentID)
-	if kinds := r.subs.kinds("job"); !slices.Equal(kinds, []string{"message", "needs_input"}) {
-		t.Errorf("told %v", kinds)
-	}
+	r.tells("job", "message", "needs_input")
 	m, err := r.s.GetAgentMessage(t.Context(), r.who, GetAgentMessageIn{OnHost{here}, question})
 	if err != nil || m.Text != "Which one?" || !m.Emitted || m.RequestID != "job" || m.ReplyRequestID != nil || m.AgentID != agentID {
 		t.Errorf("%+v, %v", m, err)
@@ -238,9 +227,7 @@ func TestMessagesOfAgents(t *testing.T) {
 	if got := accept("job", uuid.NewString(), "needs_input", "One more?"); got != "" {
 		t.Errorf("after the end: %q", got)
 	}
-	if kinds := r.subs.kinds("job"); !slices.Equal(kinds, []string{"message", "needs_input", "needs_input"}) {
-		t.Errorf("told %v", kinds)
-	}
+	r.tells("job", "message", "needs_input", "needs_input")
 	if _, err := r.s.GetAgentMessage(t.Context(), r.who, GetAgentMessageIn{OnHost{here}, uuid.NewString()}); kindOf(err) != "unknown_agent_message" {
 		t.Errorf("%v", err)
 	}

@@ -3,7 +3,6 @@ package agents
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,16 +47,12 @@ func TestHowRunsEnd(t *testing.T) {
 				if out.Status != c.status && (c.status != "idle" || out.Status != "result_available") || out.TerminalKind == nil || !out.SavedResult {
 					t.Errorf("%s", asJSON(t, out))
 				}
-				if kinds := r.subs.kinds("one"); !slices.Equal(kinds, []string{c.kind}) {
-					t.Errorf("told %v", kinds)
-				}
+				r.tells("one", c.kind)
 				r.again()
 				if again := r.result("one"); again.Status != out.Status {
 					t.Errorf("later: %s", asJSON(t, again))
 				}
-				if kinds := r.subs.kinds("one"); len(kinds) != 1 {
-					t.Errorf("told again: %v", kinds)
-				}
+				r.tells("one", c.kind)
 			})
 		}
 	})
@@ -99,9 +94,7 @@ func TestRestartsHideOutcomes(t *testing.T) {
 					if out.Status != "unknown" || out.TerminalKind != nil || out.TerminalSeen != nil || out.ReceiptState != Submitted {
 						t.Errorf("%s", asJSON(t, out))
 					}
-					if kinds := r.subs.kinds("lost"); !slices.Equal(kinds, []string{"error"}) {
-						t.Errorf("told %v", kinds)
-					}
+					r.tells("lost", "error")
 					if n := r.ran("lost"); n != 1 {
 						t.Errorf("ran %d times", n)
 					}
