@@ -28,7 +28,7 @@ type Socket interface {
 	// Ping sends a websocket ping and waits for its pong.
 	Ping(ctx context.Context) error
 	// Close sends a close frame, waits a few seconds for the answer at most, and ends
-	// the socket.
+	// the socket. With the code 0 it only ends it.
 	Close(code int, reason string)
 }
 
@@ -87,7 +87,7 @@ func (s *Service) Serve(sock Socket, done func()) {
 
 // leave takes the link out of everything.
 func (l *link) leave() {
-	l.end(1000, "")
+	defer l.end(1000, "")
 	s := l.s
 	s.mu.Lock()
 	l.gone = true
@@ -169,7 +169,7 @@ func (l *link) sendCall(c *call, again bool) {
 		return
 	}
 	if err := l.say(f); err != nil {
-		l.end(1001, "a frame could not be written")
+		l.end(0, "")
 	}
 }
 
@@ -252,17 +252,32 @@ func (l *link) read() error {
 	return l.take(f)
 }
 
-// tooLarge skips the rest of a message that is no frame. If it is the result of the
-// call in flight, that call has failed.
+// tooLarge skips the rest of a message that is no frame. If it names the call in
+// flight it is that one's result, and the call has failed.
 func (l *link) tooLarge(start []byte, rest io.Reader) error {
-	if n, err := io.Copy(io.Discard, io.LimitReader(rest, maxSkipped)); err != nil || n == maxSkipped {
+	id := l.s.inFlight(l.device)
+	m := &mention{word: []byte(`"` + id + `"`)}
+	_, _ = m.Write(start)
+	if n, err := io.Copy(m, io.LimitReader(rest, maxSkipped)); err != nil || n == maxSkipped {
 		return errors.Join(err, errors.New("a message without an end"))
 	}
-	id := l.s.inFlight(l.device)
-	if id == "" || !bytes.Contains(start, []byte(`"`+id+`"`)) {
+	if id == "" || !m.found {
 		return nil
 	}
 	return l.s.result(l.ctx, id, l.device, ending{code: ResultTooLarge.Code, ofResult: true})
+}
+
+// mention looks for a word in what is written to it.
+type mention struct {
+	word, tail []byte
+	found      bool
+}
+
+func (m *mention) Write(p []byte) (int, error) {
+	text := append(m.tail, p...)
+	m.found = m.found || bytes.Contains(text, m.word)
+	m.tail = bytes.Clone(text[max(0, len(text)-len(m.word)):])
+	return len(p), nil
 }
 
 // take does what a frame asks for.
@@ -443,7 +458,7 @@ func (l *link) ping() {
 	default:
 		if l.missed++; l.missed >= wire.MissedPings {
 			l.s.log.Info("a device did not answer pings", "device", l.device)
-			l.end(1001, "no answer to pings")
+			l.end(0, "")
 			return
 		}
 	}

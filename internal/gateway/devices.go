@@ -94,5 +94,9 @@ func (s socket) Ping(ctx context.Context) error { return s.conn.Ping(ctx) }
 
 // Close implements [devices.Socket].
 func (s socket) Close(code int, reason string) {
+	if code == 0 {
+		_ = s.conn.CloseNow()
+		return
+	}
 	_ = s.conn.Close(websocket.StatusCode(code), reason) // a socket that is gone is closed
 }
