@@ -280,7 +280,7 @@ var table = []interface {
 	serve(context.Context, *Backend, io.Reader) (any, error)
 }{
 	Status, Audit, ListClients, AddClient, RevokeClient, SetPermissions, ListPeers, StopPeer, ListMessages, PurgeMessages,
-	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets, ListAgents, AdoptAgent, RevokeAgent, ListHosts, CheckHost, RetryHost,
+	ListSubscriptions, ListDeliveries, ResendEvent, ForgetSecrets, ListAgents, AdoptAgent, RevokeAgent, ListHosts, CheckHost, RetryHost, AcceptIdentity,
 	ListCommands, ShowCommand, CancelCommand, ListTransfers, RevokeTransfers, ResetPassword, MakeBackup,
 	ListDevices, PairDevice, RevokeDevice, ListDeviceCalls,
 	BeginDoctor, ConsentDoctor, EndDoctor, InspectDoctor, FindPrograms,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"agentrelay/internal/agents"
 	"agentrelay/internal/channel"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/ssh"
@@ -17,6 +18,9 @@ type Hosts interface {
 	CheckHost(ctx context.Context, hostID string) ([]ssh.Step, error)
 	// RetryHost has it tried at once, with the host keys that are known now.
 	RetryHost(hostID string) error
+	// AcceptIdentity has the agent daemon that answers on a host now take the place
+	// of the one that was known.
+	AcceptIdentity(ctx context.Context, hostID string) (agents.Identity, error)
 }
 
 // HostInfo is a machine as the owner sees it.
@@ -57,5 +61,10 @@ var (
 	// RetryHost has a machine tried at once.
 	RetryHost = Command[ByHost, None]{"hosts.retry", func(_ context.Context, b *Backend, in ByHost) (None, error) {
 		return None{}, b.Hosts.RetryHost(in.HostID)
+	}}
+
+	// AcceptIdentity accepts another agent daemon on a host.
+	AcceptIdentity = Command[ByHost, agents.Identity]{"hosts.accept-identity", func(ctx context.Context, b *Backend, in ByHost) (agents.Identity, error) {
+		return b.Hosts.AcceptIdentity(ctx, in.HostID)
 	}}
 )

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"agentrelay/internal/agents"
 	"agentrelay/internal/config"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/hosts"
@@ -72,6 +73,12 @@ func (a hostsAlone) CheckHost(ctx context.Context, hostID string) ([]ssh.Step, e
 func (a hostsAlone) RetryHost(hostID string) error {
 	_, err := FindHost(a.config, hostID)
 	return err
+}
+
+// AcceptIdentity implements [Hosts]: which daemon answers, only a running gateway
+// knows.
+func (a hostsAlone) AcceptIdentity(context.Context, string) (agents.Identity, error) {
+	return agents.Identity{}, agents.HostUnavailable.New("No gateway runs, so no agent daemon is asked.").WithHint("Start the gateway, then run the command again.")
 }
 
 // FindHost is the entry of an SSH host in the config.

@@ -94,10 +94,14 @@ func (g *Gateway) addDaemon(ctx context.Context, d *dispatching, hostID, passwor
 			bound, cancel := context.WithTimeout(g.stopping, 10*time.Second)
 			defer cancel()
 			same, err := agents.Pin(bound, g.store, hostID, info.ServerID)
-			if err == nil && !same {
-				err = errors.New("the host is known to have another daemon")
+			switch {
+			case err != nil:
+				return err
+			case !same:
+				return errors.New("the host is known to have another daemon")
 			}
-			return err
+			d.clients[hostID].AcceptIdentity(info.ServerID) // and no other from now on
+			return nil
 		},
 	})
 	return nil

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"agentrelay/internal/admin"
+	"agentrelay/internal/agents"
 	"agentrelay/internal/channel"
 	"agentrelay/internal/hosts"
 	"agentrelay/internal/hosts/remote"
@@ -155,6 +156,15 @@ func (o ownersHosts) CheckHost(ctx context.Context, hostID string) ([]ssh.Step, 
 		return nil, err
 	}
 	return h.Check(ctx), nil
+}
+
+// AcceptIdentity implements [admin.Hosts].
+func (o ownersHosts) AcceptIdentity(ctx context.Context, hostID string) (agents.Identity, error) {
+	h, err := o.direct.hosts.Resolve(&hostID)
+	if err != nil {
+		return agents.Identity{}, err
+	}
+	return o.dispatch.agents.AcceptIdentity(ctx, h.ID())
 }
 
 // RetryHost implements [admin.Hosts].

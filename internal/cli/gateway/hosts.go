@@ -25,7 +25,7 @@ them. On each the gateway needs a small helper, which is installed when you say 
   gateway hosts trust build-server
   gateway hosts install build-server
   gateway hosts check build-server`,
-		a.hostsListCommand(), a.hostsCheckCommand(), a.hostsInstallCommand(), a.hostsTrustCommand())
+		a.hostsListCommand(), a.hostsCheckCommand(), a.hostsInstallCommand(), a.hostsTrustCommand(), a.hostsAcceptIdentityCommand())
 }
 
 func (a *app) hostsListCommand() *cobra.Command {
