@@ -104,8 +104,8 @@ func (a *app) root() *cobra.Command {
 messages and work in your projects through it.
 
 The config lies at $XDG_CONFIG_HOME/agent-relay/config.json, else at
-~/.config/agent-relay/config.json. Exit codes: 0 done, 1 failed, 2 bad usage, 78 bad
-config or another thing that stays wrong until you change it.`,
+~/.config/agent-relay/config.json. Exit codes: 0 done, 1 failed, 2 bad usage or a failed
+check of the doctor, 78 bad config or another thing that stays wrong until you change it.`,
 		`  gateway serve              set up on the first run, then serve
   gateway status             what the running gateway is doing
   gateway clients list       which clients may use it`,
@@ -113,6 +113,7 @@ config or another thing that stays wrong until you change it.`,
 		a.serveCommand(),
 		a.demoCommand(),
 		a.statusCommand(),
+		a.doctorCommand(),
 		a.clientsCommand(),
 		a.peersCommand(),
 		a.agentsCommand(),
