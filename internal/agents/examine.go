@@ -95,6 +95,9 @@ func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) (view, err
 		return f.readEnd(ctx, r, modern)
 	case a.Status == paseo.AgentInitializing:
 		return view{status: "running", reason: reasonNoEnd, agent: &a}, nil
+	case modern && a.Turn == paseo.TurnAbsent && r.state == Unknown && r.keyed:
+		// The daemon's own receipt still tells, once the caller asks again.
+		return view{status: "timeout", reason: reasonNoMarker, agent: &a}, f.expire(ctx, r)
 	case modern && a.Turn == paseo.TurnAbsent && fresh && f.justPrompted(a.ID):
 		f.lookAfter(a.ID, settling)
 		return view{status: "timeout", reason: reasonNoEnd, agent: &a}, nil

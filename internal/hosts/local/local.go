@@ -80,9 +80,16 @@ func protected(c *config.Config) []string {
 	if c.File() != "" {
 		paths = append(paths, c.File())
 	}
+	secrets := []string{c.Agents.PasswordFile}
 	for _, target := range c.PeerWakeTargets {
-		if !strings.HasPrefix(target.CredentialFile, "env:") {
-			paths = append(paths, target.CredentialFile)
+		secrets = append(secrets, target.CredentialFile)
+	}
+	for _, host := range c.Hosts {
+		secrets = append(secrets, host.DaemonPasswordFile)
+	}
+	for _, ref := range secrets {
+		if ref != "" && !strings.HasPrefix(ref, "env:") {
+			paths = append(paths, ref)
 		}
 	}
 	home, err := os.UserHomeDir()
