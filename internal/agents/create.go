@@ -8,6 +8,7 @@ import (
 	"agentrelay/internal/agents/paseo"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/shellquote"
 	"agentrelay/internal/store"
 )
 
@@ -180,5 +181,5 @@ func (s *Service) promptText(r row, prompt string) string {
 	if r.routeID == "" || program == "" {
 		return text
 	}
-	return text + fmt.Sprintf("\n\n[How to reach whoever sent this: run %s message --request-id %s --kind message --text \"...\" to report on the way. To ask something, use --kind needs_input and then end your turn; an answer comes as a new prompt. It answers that the message is stored, no more. Put no credentials into it.]", program, r.requestID)
+	return text + fmt.Sprintf("\n\n[How to reach whoever sent this: run %s message --request-id %s --kind message --text \"...\" to report on the way. To ask something, use --kind needs_input and then end your turn; an answer comes as a new prompt. It answers that the message is stored, no more. Put no credentials into it.]", shellquote.Word(program), r.requestID)
 }
