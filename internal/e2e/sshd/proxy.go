@@ -55,7 +55,7 @@ func (p *Proxy) Blackhole() {
 	p.Mute()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.flows.toServer = make(chan struct{})
+	stop(&p.flows.toServer)
 }
 
 // Mute carries no more of what the server says: requests arrive, and their
@@ -63,7 +63,16 @@ func (p *Proxy) Blackhole() {
 func (p *Proxy) Mute() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.flows.toClient = make(chan struct{})
+	stop(&p.flows.toClient)
+}
+
+// stop has a way carry nothing from now on.
+func stop(way *chan struct{}) {
+	select {
+	case <-*way:
+		*way = make(chan struct{})
+	default: // those who wait, wait on this one
+	}
 }
 
 // Strand carries no more bytes of the connections that are open. New ones are
