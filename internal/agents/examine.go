@@ -400,6 +400,9 @@ func (f *follower) close(ctx context.Context, r row, result []byte, more func(tx
 		if err := set(tx, r.id, "closed_at", tx.Now().UnixMilli()); err != nil {
 			return err
 		}
+		if err := mootAll(tx, now); err != nil {
+			return err
+		}
 		return more(tx, now)
 	})
 	if err != nil {

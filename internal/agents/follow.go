@@ -61,6 +61,8 @@ type agentState struct {
 	sent map[int64]uint64
 	// held is what keeps its mail; "" is nothing.
 	held string
+	// due is when it is looked at again without being told to; zero is never.
+	due time.Time
 	// again says that something happened while the agent was being looked at.
 	again, looking bool
 }
@@ -380,13 +382,26 @@ func (f *follower) keepLooking(agentID string, st *agentState) {
 	}
 }
 
-// lookAfter looks at an agent when d has passed.
+// lookAfter looks at an agent when d has passed, unless that is due before.
 func (f *follower) lookAfter(agentID string, d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st, due := f.state(agentID), time.Now().Add(d)
+	if !st.due.IsZero() && st.due.Before(due) {
+		return
+	}
+	st.due = due
 	f.s.work(func() {
 		select {
 		case <-time.After(d):
-			f.look(agentID)
 		case <-f.s.life.Done():
+			return
 		}
+		f.mu.Lock()
+		if st.due.Equal(due) {
+			st.due = time.Time{}
+		}
+		f.mu.Unlock()
+		f.look(agentID)
 	})
 }

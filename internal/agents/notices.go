@@ -102,6 +102,15 @@ func (s *Service) publishOwed(tx *store.Tx, which string, args ...any) error {
 	return nil
 }
 
+// mootAll marks the permissions of a dispatch that nobody was told of as over.
+func mootAll(tx *store.Tx, r row) error {
+	_, err := tx.Exec(`UPDATE dispatch_notices SET moot = 1 WHERE dispatch = ? AND kind = 'permission' AND published_at IS NULL`, r.id)
+	if err != nil {
+		return fmt.Errorf("withdrawing notices: %w", err)
+	}
+	return nil
+}
+
 // moot marks a notice that nobody was told of as over.
 func moot(tx *store.Tx, hostID, agentID, key string) error {
 	_, err := tx.Exec(`UPDATE dispatch_notices SET moot = 1 WHERE source_key = ? AND published_at IS NULL

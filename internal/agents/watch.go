@@ -105,7 +105,7 @@ func (f *follower) forget(keep []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, st := range f.agents {
-		if _, kept := slices.BinarySearch(keep, id); !kept && !st.looking && (st.promptID == "" || f.s.now().Sub(st.prompted) > settling) {
+		if _, kept := slices.BinarySearch(keep, id); !kept && !st.looking && st.due.IsZero() && (st.promptID == "" || f.s.now().Sub(st.prompted) > settling) {
 			delete(f.agents, id)
 		}
 	}

@@ -193,6 +193,14 @@ func (d *dispatching) available(hostID string) bool {
 	return connected
 }
 
+// native is what tells agents of their mail; nil when nothing is dispatched to them.
+func (g *Gateway) native() *agents.Service {
+	if !g.config.Tools.Agents {
+		return nil
+	}
+	return g.dispatch.agents
+}
+
 // serveDispatch keeps the connections to the daemons until ctx ends. Without the
 // tools there are none.
 func (g *Gateway) serveDispatch(ctx context.Context) {

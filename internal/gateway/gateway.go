@@ -183,7 +183,7 @@ func (g *Gateway) build(ctx context.Context) error {
 		return err
 	}
 	g.mailbox = mailbox.New(mailbox.Options{
-		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events, g.dispatch.agents), Now: g.now, Log: g.log,
+		Store: g.store, Agents: g.agents, LocalHostID: local.ID(), Limits: mailbox.Limits(c.Mailbox.Limits), Wake: wake.New(g.events, g.native()), Now: g.now, Log: g.log,
 	})
 	g.direct.forwards = g.buildForwards()
 	password, err := owner.LoadPassword(c.OwnerTokenFile)
