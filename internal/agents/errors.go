@@ -13,11 +13,11 @@ import (
 
 // The refusals of this package.
 var (
-	HostUnavailable    = fault.Kind{Code: "host_unavailable", Hint: "Nothing was sent elsewhere and nothing is queued: call list_hosts to see when agentsAvailable is true again, then repeat the call with the same ids.", Retryable: true}
+	HostUnavailable    = fault.Kind{Code: fault.HostUnavailable.Code, Hint: "Nothing was sent elsewhere and nothing is queued: call list_hosts to see when agentsAvailable is true again, then repeat the call with the same ids.", Retryable: true}
 	IdentityChanged    = fault.Kind{Code: "daemon_identity_changed", Hint: "Another agent daemon answers on this host than before, so it was asked nothing. If that is right, ask the owner to run: gateway hosts accept-identity HOST"}
 	UnsupportedDaemon  = fault.Kind{Code: "unsupported_by_daemon", Hint: "Ask the owner to update the agent daemon on that host; list_hosts shows the hosts."}
 	DaemonRefused      = fault.Kind{Code: "daemon_refused", Hint: "The message is the daemon's own. Correct what it names: list_providers, list_models and inspect_provider show what it takes."}
-	OutcomeUnknown     = fault.Kind{Code: "outcome_unknown", Hint: "Do not assume either way: look at the agent with get_agent_status before you repeat the call.", Retryable: true}
+	OutcomeUnknown     = fault.Kind{Code: fault.OutcomeUnknown.Code, Hint: "Do not assume either way: look at the agent with get_agent_status before you repeat the call.", Retryable: true}
 	AgentNotFound      = fault.Kind{Code: "agent_not_found", Hint: "Give the full id of an agent, as list_agents of the same hostId shows it; prefixes and titles are not taken."}
 	PathNotAllowed     = fault.Kind{Code: "path_not_allowed", Hint: "Work in a directory that the owner allows: list_projects and list_workspaces show those. The owner extends allowedRoots in the gateway's config."}
 	WorkspaceNotFound  = fault.Kind{Code: "workspace_not_found", Hint: "Take a workspaceId from list_workspaces of the same hostId, or make one with create_workspace."}
@@ -44,7 +44,7 @@ var (
 // outcome_unknown, which stands there for all that have it.
 func Kinds() []fault.Kind {
 	return []fault.Kind{
-		HostUnavailable, IdentityChanged, UnsupportedDaemon, DaemonRefused, AgentNotFound, PathNotAllowed, WorkspaceNotFound,
+		IdentityChanged, UnsupportedDaemon, DaemonRefused, AgentNotFound, PathNotAllowed, WorkspaceNotFound,
 		ReservedLabel, AutoAcceptRefused, AgentBusy, PermissionPending, PermissionGone, UnknownDispatch, AgentMismatch, UnknownMessage,
 		NoActiveRoute, AmbiguousRoute, RouteBound, NoAgentYet, DispatchRejected, ReplyMismatch, AlreadyReplied, TimelineUnreadable, NotAuthorized,
 	}

@@ -98,13 +98,18 @@ var (
 	KeyConflict = Kind{"key_conflict", "This id belongs to an earlier call with other arguments, which can be read under it. Give this call an id of its own.", false}
 	// UnknownHost is a hostId that the config does not have.
 	UnknownHost = Kind{"unknown_host", "Leave hostId out for the local host, or give one that list_hosts shows.", false}
+	// HostUnavailable is a call for a machine that can't be reached, or whose
+	// agents' daemon can't. Its message says why, and since when.
+	HostUnavailable = Kind{"host_unavailable", "Nothing was sent elsewhere and nothing is queued: call list_hosts to see when the host is back, then repeat the call with the same ids. What it was asked before is still on record.", true}
+	// OutcomeUnknown is a change of which it can't be told yet what became of it.
+	OutcomeUnknown = Kind{"outcome_unknown", "Do not assume either way: repeat the same call with the same ids when the other side can be asked again. It answers what became of it and does nothing twice.", true}
 	// Unavailable is trouble in our own store: nothing was decided, try again.
 	Unavailable = Kind{"unavailable", "The gateway cannot reach its own store right now. Repeat the call with the same ids in a few seconds.", true}
 )
 
 // Kinds lists the kinds of this package for docs/errors.md.
 func Kinds() []Kind {
-	return []Kind{InvalidArguments, InvalidCursor, KeyConflict, NotPermitted, UnknownHost, Unavailable, Internal}
+	return []Kind{InvalidArguments, InvalidCursor, KeyConflict, NotPermitted, UnknownHost, HostUnavailable, OutcomeUnknown, Unavailable, Internal}
 }
 
 // From returns the refusal in err's chain, or an [Internal] one that wraps

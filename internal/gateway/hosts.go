@@ -172,6 +172,7 @@ func (o ownersHosts) RetryHost(hostID string) error {
 	for i, h := range o.direct.remotes {
 		if h.ID() == hostID {
 			h.SSH.Wake()
+			h.Renew()
 			o.direct.forwards[i].Retry()
 			return nil
 		}

@@ -26,19 +26,11 @@ import (
 
 // Unavailable refuses a call for a machine that can't be reached. Its message
 // says why, and since when.
-var Unavailable = fault.Kind{
-	Code:      "host_unavailable",
-	Hint:      "Nothing was sent elsewhere and nothing is queued: call list_hosts to see when the host is back, then repeat the call. What it was asked before is still on record.",
-	Retryable: true,
-}
+var Unavailable = fault.HostUnavailable
 
 // OutcomeUnknown is the answer to a change whose host was lost before it said
 // how the change ended.
-var OutcomeUnknown = fault.Kind{
-	Code:      "outcome_unknown",
-	Hint:      "Do not assume either way: repeat the same call with the same arguments when list_hosts shows the host available. It answers what became of it and does nothing twice.",
-	Retryable: true,
-}
+var OutcomeUnknown = fault.OutcomeUnknown
 
 // Outdated refuses what needs a newer worker than the host has.
 var Outdated = fault.Kind{
@@ -47,7 +39,7 @@ var Outdated = fault.Kind{
 }
 
 // Kinds lists the refusals of this package for docs/errors.md.
-func Kinds() []fault.Kind { return []fault.Kind{Unavailable, OutcomeUnknown, Outdated} }
+func Kinds() []fault.Kind { return []fault.Kind{Outdated} }
 
 // State is how well a host is reached.
 type State string

@@ -50,7 +50,7 @@ var (
 		Hint: "Nothing was sent. This process may not use the channel's socket or the capability's file: ask for permission to run peer-agent outside of the sandbox, then repeat the command with the same ids."}
 	NoAnswer = fault.Kind{Code: "no_answer", Retryable: true,
 		Hint: "Nothing was changed: repeat the command."}
-	OutcomeUnknown = fault.Kind{Code: "outcome_unknown", Retryable: true,
+	OutcomeUnknown = fault.Kind{Code: fault.OutcomeUnknown.Code, Retryable: true,
 		Hint: "It may have been done or not. Repeat the same command with the same ids and the same text: nothing is done twice, and the answer says what became of it."}
 )
 
