@@ -90,11 +90,15 @@ func readShape(raw json.RawMessage) (s shape, ok bool) {
 		return s, false
 	}
 	for name, into := range map[string]any{
-		"type": &s.Type, "description": &s.Description, "default": &s.Default, "properties": &s.Properties, "required": &s.Required,
+		"type": &s.Type, "default": &s.Default, "properties": &s.Properties, "required": &s.Required,
 	} {
 		if value, there := s.Rest[name]; there {
 			_ = json.Unmarshal(value, into)
 		}
+	}
+	var text *string
+	if s.Description = nil; json.Unmarshal(s.Rest["description"], &text) == nil {
+		s.Description = text // not what is left of another type
 	}
 	return s, true
 }
