@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/principal"
@@ -250,13 +249,4 @@ func texts(q store.Querier, query string, args ...any) (all []string, err error)
 		return err
 	}, query, args...)
 	return all, err
-}
-
-// short are owners as a person reads them.
-func short(owners []string) string {
-	out := make([]string, len(owners))
-	for i, o := range owners {
-		out[i] = strings.TrimPrefix(o, "local-owner:")
-	}
-	return strings.Join(out, ", ")
 }
