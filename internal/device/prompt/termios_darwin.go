@@ -1,0 +1,8 @@
+package prompt
+
+import "golang.org/x/sys/unix"
+
+const (
+	getTermios      = unix.TIOCGETA
+	setTermiosFlush = unix.TIOCSETAF
+)
