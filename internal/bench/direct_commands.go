@@ -31,7 +31,7 @@ func commandStarts(ctx context.Context, b *bench) ([]row, error) {
 	}
 	defer dc.close()
 	sides := []side{
-		repeated(commandsARound, func() error { return w.echo(ctx) }),
+		repeated(commandsARound, func() error { return w.echo(ctx, "local") }),
 		repeated(commandsARound, plainEcho),
 		repeated(commandsARound, func() error { return dc.echo(ctx) }),
 	}
@@ -65,10 +65,10 @@ func repeated(n int, call func() error) side {
 	}
 }
 
-func (w *workspace) echo(ctx context.Context) error {
+func (w *workspace) echo(ctx context.Context, hostID string) error {
 	var out commands.RunDirectCommandOut
 	err := w.session.Call(ctx, "run_direct_command", map[string]any{
-		"projectId": project, "requestId": uuid.NewString(), "argv": []string{"echo", "hi"}, "waitMs": commands.MaxWaitMs,
+		"hostId": hostID, "projectId": project, "requestId": uuid.NewString(), "argv": []string{"echo", "hi"}, "waitMs": commands.MaxWaitMs,
 	}, &out)
 	if err != nil {
 		return err

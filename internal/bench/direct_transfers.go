@@ -50,7 +50,7 @@ func exports(ctx context.Context, b *bench) ([]row, error) {
 	var link string
 	copied := filepath.Join(b.dir, "copied.bin")
 	s, err := inTurns(transferRounds,
-		repeated(1, func() (err error) { link, err = w.export(ctx, "big.bin"); return err }),
+		repeated(1, func() (err error) { link, err = w.export(ctx, "local", "big.bin"); return err }),
 		repeated(1, func() error {
 			if err := exec.Command("cp", path, copied).Run(); err != nil {
 				return err
@@ -123,13 +123,14 @@ func (p *program) watch(done <-chan struct{}) (most float64) {
 	}
 }
 
-func (w *workspace) export(ctx context.Context, path string) (link string, err error) {
+// export exports a file of a host and returns the link when it works.
+func (w *workspace) export(ctx context.Context, hostID, path string) (link string, err error) {
 	id := uuid.NewString()
 	var out transfers.Transfer
-	err = w.session.Call(ctx, "export_direct_file", map[string]any{"projectId": project, "path": path, "requestId": id}, &out)
+	err = w.session.Call(ctx, "export_direct_file", map[string]any{"hostId": hostID, "projectId": project, "path": path, "requestId": id}, &out)
 	for err == nil && out.State == transfers.Pending {
 		time.Sleep(5 * time.Millisecond)
-		err = w.session.Call(ctx, "get_direct_transfer", map[string]any{"requestId": id}, &out)
+		err = w.session.Call(ctx, "get_direct_transfer", map[string]any{"hostId": hostID, "requestId": id}, &out)
 	}
 	if err == nil && out.State != transfers.Ready {
 		err = fmt.Errorf("an export is %s: %v", out.State, out.Error)

@@ -59,6 +59,11 @@ var sections = []struct {
 	{"direct edits", misses},
 	{"direct tails", tails},
 	{"direct transfers", exports},
+	{"ssh reads", smallReads},
+	{"ssh commands", farCommands},
+	{"ssh processes", helpers},
+	{"ssh transfers", farExports},
+	{"ssh hosts", deadHosts},
 	{"idle", idleEnd},
 }
 
