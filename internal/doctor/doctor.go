@@ -21,6 +21,7 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -302,6 +303,9 @@ func (c check) overdue(budget time.Duration) finding {
 func (c check) results(found []finding, took time.Duration) []Result {
 	out := make([]Result, len(found))
 	for i, f := range found {
+		if f.status != Pass && !strings.HasSuffix(f.evidence, ".") {
+			f.evidence += "."
+		}
 		out[i] = Result{c.id, f.subject, f.status, f.evidence, c.why, f.next, took.Milliseconds()}
 	}
 	return out

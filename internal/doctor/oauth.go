@@ -58,7 +58,7 @@ func checkRoundtrip(ctx context.Context, v *visit) []finding {
 	var at *stepError
 	switch {
 	case errors.As(err, &at):
-		return one(fail(advice(at.step), "The %s failed: %s", at.step, sentence(at.err)))
+		return one(fail(advice(at.step), "The step %q failed: %s", at.step, sentence(at.err)))
 	case err != nil:
 		return one(fail(advice(""), "%s", sentence(err)))
 	}
