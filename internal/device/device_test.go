@@ -363,10 +363,13 @@ func TestAllowAndDenyAtOnce(t *testing.T) {
 		var both sync.WaitGroup
 		var won bool
 		both.Go(func() {
-			time.Sleep(time.Duration(i%40) * 5 * time.Microsecond) // the frame takes a while
+			time.Sleep(time.Duration(i%2) * 100 * time.Microsecond) // the frame takes a while
 			_, won = yes(a)
 		})
-		both.Go(func() { c.send(wire.Frame{Type: wire.Deny, Ref: ref, Why: wire.WhyCancelled}) })
+		both.Go(func() {
+			time.Sleep(time.Duration(i%3) * 50 * time.Microsecond)
+			c.send(wire.Frame{Type: wire.Deny, Ref: ref, Why: wire.WhyCancelled})
+		})
 		both.Wait()
 		f := c.next(wire.ToolResult)
 		c.send(wire.Frame{Type: wire.Ack, Ref: ref})

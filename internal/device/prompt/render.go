@@ -109,7 +109,12 @@ func render(q approval.Question, columns int) screen {
 	main, rest := body(q)
 	var s, all screen
 	head := agent(q) + " wants to run " + q.Device + ":" + q.Tool
-	s.rows, all.rows = []string{head}, []string{head}
+	for i, row := range rows(head, columns-4) {
+		if i > 0 {
+			row = "  | " + row
+		}
+		s.rows, all.rows = append(s.rows, row), append(all.rows, row)
+	}
 	cut := false
 	add := func(label, text string, most int) {
 		if text == "" && label != "" {
@@ -122,7 +127,8 @@ func render(q approval.Question, columns int) screen {
 		all.rows = append(all.rows, whole...)
 		if len(whole) > most {
 			cut = true
-			whole = append(whole[:most:most], fmt.Sprintf("  ... %d of %d rows are not shown: %d bytes, SHA-256", len(whole)-most, len(whole), len(text)), "      "+digest(text)[:32], "      "+digest(text)[32:])
+			whole = append(whole[:most:most], fmt.Sprintf("  ... %d of %d rows are not shown;", len(whole)-most, len(whole)),
+				fmt.Sprintf("      all has %d bytes, SHA-256", len(text)), "      "+digest(text)[:32], "      "+digest(text)[32:])
 		}
 		s.rows = append(s.rows, whole...)
 	}
