@@ -400,7 +400,7 @@ func TestExitCodes(t *testing.T) {
 // Every command explains itself, and every command that answers a program's
 // question takes --json.
 func TestHelp(t *testing.T) {
-	noJSON := []string{"gateway serve", "gateway supervise", "gateway service logs"} // their answer is what they do
+	noJSON := []string{"gateway serve", "gateway relay", "gateway supervise", "gateway service logs"} // their answer is what they do
 	root := (&app{Env: Env{}}).root()
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
