@@ -206,7 +206,7 @@ func TestSeedConfig(t *testing.T) {
 			t.Errorf("the warning %+v has no line or no text", w)
 		}
 	}
-	want := []string{"upstreamUrl", "paseoCommand", "hosts[].nodeCommand", "direct.projects[0].path"}
+	want := []string{"paseoCommand", "hosts[].nodeCommand", "direct.projects[0].path"}
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -361,8 +361,8 @@ func keys(want []string) int {
 }
 
 func TestLoopbackModeIsWarnedOf(t *testing.T) {
-	_, warnings, err := Parse("c.json", []byte(`{"safedial": {"allowLoopback": true}, "tools": {"agents": false}}`), home)
-	if err != nil || len(warnings) != 2 || warnings[0].Key != "tools.agents" || warnings[1].Key != "safedial.allowLoopback" {
+	_, warnings, err := Parse("c.json", []byte(`{"safedial": {"allowLoopback": true}, "paseoCommand": "/usr/bin/paseo"}`), home)
+	if err != nil || len(warnings) != 2 || warnings[0].Key != "paseoCommand" || warnings[1].Key != "safedial.allowLoopback" {
 		t.Errorf("got %v, %v", warnings, err)
 	}
 }

@@ -154,10 +154,8 @@ func (r *reading) line(key string) int {
 // unused are the keys whose feature this version does not have, or that no
 // version needs any more.
 var unused = []struct{ key, why string }{
-	{"upstreamUrl", "is not used by this version, which does not dispatch agents yet"},
 	{"paseoCommand", "is not used: the gateway needs no Paseo command, the key can be removed"},
 	{"hosts[].nodeCommand", "is not used: nothing runs under Node on that machine, the key can be removed"},
-	{"tools.agents", "is not used by this version, which has no such tools yet"},
 	{"tools.devices", "is not used by this version, which has no such tools yet"},
 }
 
