@@ -308,6 +308,26 @@ func TestBackupBeforeMigration(t *testing.T) {
 		t.Errorf("log: %s", log)
 	}
 
+	// A caller's own way to back up gets the database as it was, and can stop it.
+	db, o, _ = migrating(t)
+	if err := migrateFS(ctx, db, o, fstest.MapFS{"0001_one.sql": stepOne}); err != nil {
+		t.Fatal(err)
+	}
+	refused := errors.New("refused")
+	o.BeforeUpgrade = func(ctx context.Context, u Upgrade) error {
+		copied := filepath.Join(o.Dir, "copied.db")
+		if err := u.Copy(ctx, copied); err != nil || u.From != 1 || u.To != 2 {
+			t.Errorf("from %d to %d, %v", u.From, u.To, err)
+		}
+		if schema, err := Inspect(ctx, copied); schema != 1 || err != nil {
+			t.Errorf("the copy has schema %d, %v", schema, err)
+		}
+		return refused
+	}
+	if err := migrateFS(ctx, db, o, fstest.MapFS{"0001_one.sql": stepOne, "0002_two.sql": stepTwo}); !errors.Is(err, refused) || tables(t, db) != "one" {
+		t.Errorf("migrated although the backup was refused: %v", err)
+	}
+
 	// A failed attempt to back up stops the migration.
 	db, o, _ = migrating(t)
 	if err := migrateFS(ctx, db, o, fstest.MapFS{"0001_one.sql": stepOne}); err != nil {

@@ -201,6 +201,7 @@ func runningLines(s *gateway.Status) [][2]string {
 		{"Mail", plural(s.Peers.Unprocessed, "message") + " not processed yet"},
 		{"Events", eventsLine(s.Events)},
 		{"Projects", projectsLine(s.Projects)},
+		{"Backups", backupsLine(s.Backups)},
 	}
 }
 
@@ -212,6 +213,13 @@ func projectsLine(p gateway.Projects) string {
 		return fmt.Sprintf("%d, of which %d can't be used", p.Total, p.Unavailable)
 	}
 	return strconv.Itoa(p.Total)
+}
+
+func backupsLine(b gateway.Backups) string {
+	if b.NewestAt == nil {
+		return "none yet"
+	}
+	return fmt.Sprintf("%d, the newest from %s", b.Count, b.NewestAt.UTC().Format("2006-01-02 15:04 UTC"))
 }
 
 func eventsLine(e gateway.Events) string {
