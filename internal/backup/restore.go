@@ -80,11 +80,14 @@ func Restore(ctx context.Context, path string, to Target) (_ Restored, err error
 	}
 	defer os.RemoveAll(stage) // nothing is there any more after success
 	r := &restoring{set: set, to: to, stage: stage, at: at}
+	if old {
+		r.kept = unique(to.StateDir, "before-restore", at)
+	}
 	if err := r.fill(ctx, old); err != nil {
 		return Restored{}, fmt.Errorf("putting the backup back: %w", err)
 	}
 	out := Restored{Set: set}
-	if out.Kept, err = r.swap(old); err != nil {
+	if out.Kept, err = r.kept, r.swap(); err != nil {
 		return Restored{}, fmt.Errorf("putting the new state directory in its place: %w", err)
 	}
 	if out.KeptOwnerFile, err = r.owner(); err != nil {
@@ -101,6 +104,7 @@ type restoring struct {
 	set   Set
 	to    Target
 	stage string
+	kept  string // where the old state directory will be
 	at    time.Time
 }
 
@@ -139,7 +143,7 @@ func (r *restoring) fill(ctx context.Context, old bool) error {
 	if err != nil {
 		return err
 	}
-	raw, err := json.Marshal(marker{Set: r.set.ID, CreatedAt: r.set.CreatedAt, RestoredAt: r.at.UTC()})
+	raw, err := json.Marshal(marker{Set: r.set.ID, CreatedAt: r.set.CreatedAt, RestoredAt: r.at.UTC(), Kept: r.kept})
 	if err != nil {
 		return err
 	}
@@ -223,23 +227,22 @@ func (r *restoring) config() (written bool, err error) {
 }
 
 // swap puts the new state directory in its place.
-func (r *restoring) swap(old bool) (kept string, err error) {
+func (r *restoring) swap() error {
 	parent := filepath.Dir(r.to.StateDir)
-	if !old {
-		return "", errors.Join(os.Rename(r.stage, r.to.StateDir), syncDir(parent))
+	if r.kept == "" {
+		return errors.Join(os.Rename(r.stage, r.to.StateDir), syncDir(parent))
 	}
-	kept = unique(r.to.StateDir, "before-restore", r.at)
-	err = exchange(r.stage, r.to.StateDir)
+	err := exchange(r.stage, r.to.StateDir)
 	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) { // not on this file system
-		return kept, errors.Join(os.Rename(r.to.StateDir, kept), os.Rename(r.stage, r.to.StateDir), syncDir(parent))
+		return errors.Join(os.Rename(r.to.StateDir, r.kept), os.Rename(r.stage, r.to.StateDir), syncDir(parent))
 	}
 	if errors.Is(err, syscall.EBUSY) {
-		return "", fmt.Errorf("it is a mount point, which can't be replaced, name another stateDir in the config: %w", err)
+		return fmt.Errorf("it is a mount point, which can't be replaced, name another stateDir in the config: %w", err)
 	}
 	if err != nil {
-		return "", err
+		return err
 	}
-	return kept, errors.Join(os.Rename(r.stage, kept), syncDir(parent))
+	return errors.Join(os.Rename(r.stage, r.kept), syncDir(parent))
 }
 
 // within is path relative to dir, if it lies in it.
@@ -304,13 +307,15 @@ type marker struct {
 	Set        string    `json:"backup"`
 	CreatedAt  time.Time `json:"createdAt"`
 	RestoredAt time.Time `json:"restoredAt"`
+	Kept       string    `json:"kept,omitempty"` // the state directory of before
 }
 
-// Settle does, once after a restore, what only the restored gateway can: steps are
-// told that the database is older than what has happened, and the restore is put
-// on record, in one transaction. Without a restore it does nothing. Call it before
+// Settle does, once after a restore, what only the restored gateway can: it makes
+// steps from the state directory that was put aside ("" when there was none), which
+// are told that the database is older than what has happened, and puts the restore on
+// record, in one transaction. Without a restore it does nothing. Call it before
 // anything acts on the database.
-func Settle(ctx context.Context, s *store.Store, steps ...func(*store.Tx) error) error {
+func Settle(ctx context.Context, s *store.Store, steps func(kept string) []func(*store.Tx) error) error {
 	path := filepath.Join(s.Dir(), markerName)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -323,8 +328,9 @@ func Settle(ctx context.Context, s *store.Store, steps ...func(*store.Tx) error)
 	if err != nil {
 		return fmt.Errorf("reading which backup was put back: %w", err)
 	}
+	todo := steps(m.Kept)
 	err = store.Exec(ctx, s, func(tx *store.Tx) error {
-		for _, step := range steps {
+		for _, step := range todo {
 			if err := step(tx); err != nil {
 				return err
 			}

@@ -80,7 +80,12 @@ func TestRestore(t *testing.T) {
 	defer s.Close()
 	steps := 0
 	for range 2 {
-		if err := Settle(t.Context(), s, func(*store.Tx) error { steps++; return nil }); err != nil {
+		if err := Settle(t.Context(), s, func(kept string) []func(*store.Tx) error {
+			if kept != out.Kept {
+				t.Errorf("kept is %s, want %s", kept, out.Kept)
+			}
+			return []func(*store.Tx) error{func(*store.Tx) error { steps++; return nil }}
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -105,11 +110,14 @@ func TestASettlementThatFailsIsDoneAgain(t *testing.T) {
 	}
 	defer s.Close()
 	bad := errors.New("the disk is full")
-	if err := Settle(t.Context(), s, func(*store.Tx) error { return bad }); !errors.Is(err, bad) {
+	with := func(step func(*store.Tx) error) func(string) []func(*store.Tx) error {
+		return func(string) []func(*store.Tx) error { return []func(*store.Tx) error{step} }
+	}
+	if err := Settle(t.Context(), s, with(func(*store.Tx) error { return bad })); !errors.Is(err, bad) {
 		t.Errorf("got %v", err)
 	}
 	done := false
-	if err := Settle(t.Context(), s, func(*store.Tx) error { done = true; return nil }); err != nil || !done {
+	if err := Settle(t.Context(), s, with(func(*store.Tx) error { done = true; return nil })); err != nil || !done {
 		t.Errorf("done %v, %v", done, err)
 	}
 }

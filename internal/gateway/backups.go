@@ -7,6 +7,7 @@ import (
 
 	"agentrelay/internal/backup"
 	"agentrelay/internal/events"
+	"agentrelay/internal/migrate"
 	"agentrelay/internal/store"
 )
 
@@ -22,7 +23,18 @@ func (g *Gateway) openStore(ctx context.Context) (err error) {
 		return fmt.Errorf("opening the state directory: %w", err)
 	}
 	g.backups = plan.Schedule(g.store, g.log)
-	return backup.Settle(ctx, g.store, events.Restored)
+	return backup.Settle(ctx, g.store, func(kept string) []func(*store.Tx) error {
+		steps := []func(*store.Tx) error{events.Restored}
+		if kept == "" {
+			return steps
+		}
+		add, err := migrate.Receipts(ctx, kept)
+		if err != nil { // that can be why the backup was put back
+			g.log.Warn("what was dispatched after the backup can't be read from the state of before: a repeat of it is not recognised", "error", err)
+			return steps
+		}
+		return append(steps, add)
+	})
 }
 
 // Backups says how old the newest backup is.

@@ -160,7 +160,7 @@ func (p place) database(name string) (*sql.DB, error) {
 
 // rows are all rows of a table, in the order in which they came; none when database
 // or table are not there.
-func (p place) rows(ctx context.Context, database, table string) ([]found, error) {
+func (p place) rows(ctx context.Context, database, table string) (out []found, err error) {
 	db, err := p.database(database)
 	if db == nil || err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (p place) rows(ctx context.Context, database, table string) ([]found, error
 	if there == 0 {
 		return nil, nil
 	}
-	rows, err := db.QueryContext(ctx, `SELECT * FROM "`+strings.ReplaceAll(table, `"`, `""`)+`" ORDER BY rowid`)
+	rows, err := db.QueryContext(ctx, `SELECT * FROM "`+strings.ReplaceAll(table, `"`, `""`)+`"`)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s of %s: %w", table, filepath.Join(p.dir, database), err)
 	}
@@ -181,7 +181,6 @@ func (p place) rows(ctx context.Context, database, table string) ([]found, error
 	if err != nil {
 		return nil, err
 	}
-	var out []found
 	for rows.Next() {
 		values, dest := make([]any, len(columns)), make([]any, len(columns))
 		for i := range values {
