@@ -304,11 +304,6 @@ func TestPromptsDisturbNobody(t *testing.T) {
 func TestPolicy(t *testing.T) {
 	r := started(t, paseotest.V10)
 	in := r.createIn("x", "hello")
-	outside := t.TempDir()
-	link := filepath.Join(r.root, "link")
-	if err := os.Symlink(outside, link); err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
 		change func(*CreateAgentIn)
 		want   string
@@ -340,12 +335,22 @@ func TestPolicy(t *testing.T) {
 	if receipt, err := r.s.CreateAgent(t.Context(), r.who, off); err != nil || receipt.State != Submitted {
 		t.Errorf("a feature that is off: %+v, %v", receipt, err)
 	}
+}
+
+// TestOutsideTheRoots: what lies there is neither used nor shown.
+func TestOutsideTheRoots(t *testing.T) {
+	r := started(t, paseotest.V10)
+	r.create("x", "hello")
+	outside := t.TempDir()
+	link := filepath.Join(r.root, "link")
+	if err := os.Symlink(outside, link); err != nil {
+		t.Fatal(err)
+	}
 	for _, path := range []string{outside, link, filepath.Join(r.root, "gone"), "relative", r.root + "-sibling"} {
 		if _, err := r.s.CreateWorkspace(t.Context(), r.who, CreateWorkspaceIn{OnHost: OnHost{here}, Isolation: "local", Path: path}); kindOf(err) != "path_not_allowed" {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	// What is outside is not there for callers.
 	w, err := r.clients[here].CreateWorkspace(t.Context(), paseo.NewWorkspace{Path: outside})
 	if err != nil {
 		t.Fatal(err)
@@ -365,15 +370,20 @@ func TestPolicy(t *testing.T) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
-	change := UpdateAgentIn{OnHost: OnHost{here}, AgentID: list.Agents[0].ID, Labels: map[string]any{"agentRelayDispatch": "stolen"}}
+}
+
+func TestUpdateAgent(t *testing.T) {
+	r := started(t, paseotest.V10)
+	agentID := r.create("x", "hello")
+	change := UpdateAgentIn{OnHost: OnHost{here}, AgentID: agentID, Labels: map[string]any{"agentRelayDispatch": "stolen"}}
 	if _, err := r.s.UpdateAgent(t.Context(), r.who, change); kindOf(err) != "reserved_label" {
 		t.Errorf("a reserved label later: %v", err)
 	}
-	change = UpdateAgentIn{OnHost: OnHost{here}, AgentID: list.Agents[0].ID, Name: "renamed", Labels: map[string]any{"team": "a"}}
+	change = UpdateAgentIn{OnHost: OnHost{here}, AgentID: agentID, Name: "renamed", Labels: map[string]any{"team": "a"}}
 	if _, err := r.s.UpdateAgent(t.Context(), r.who, change); err != nil {
 		t.Error(err)
 	}
-	st, err := r.s.GetAgentStatus(t.Context(), r.who, AgentIn{OnHost{here}, list.Agents[0].ID})
+	st, err := r.s.GetAgentStatus(t.Context(), r.who, AgentIn{OnHost{here}, agentID})
 	if err != nil || st.Snapshot.Title != "renamed" || st.Snapshot.Labels["team"] != "a" || st.Snapshot.RequestID != "x" {
 		t.Errorf("%+v, %v", st, err)
 	}

@@ -24,9 +24,13 @@ func (f *follower) lookNow(ctx context.Context, agentID string) error {
 		return err
 	}
 	pass := f.begin()
-	a, err := f.d.FetchAgent(ctx, agentID)
+	var a paseo.Agent
+	_, connected := f.d.Info()
+	if connected {
+		a, err = f.d.FetchAgent(ctx, agentID)
+	}
 	gone := paseo.RejectedAs(err, paseo.CodeAgentNotFound)
-	if err != nil && !gone {
+	if !connected || err != nil && !gone { // it is looked at again with the next connection
 		for _, r := range rows {
 			f.note(r, view{status: "timeout", reason: reasonDisconnected, pass: pass})
 		}
@@ -84,10 +88,7 @@ func (f *follower) begun() uint64 {
 // examine finds out what a snapshot, and the timeline where it is needed, say of
 // one dispatch. The view is empty when that is in the database now.
 func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) (view, error) {
-	info, connected := f.d.Info()
-	if !connected {
-		return view{status: "timeout", reason: reasonDisconnected}, nil
-	}
+	info, _ := f.d.Info()
 	modern := info.TurnIDs()
 	fresh := f.s.now().UnixMilli()-r.submittedAt < settling.Milliseconds()
 	switch {

@@ -138,7 +138,7 @@ type letter struct {
 // and asks nothing. A message is in at most one prompt that may have arrived.
 func (f *follower) deliver(ctx context.Context, agentID string) error {
 	waits, err := f.hasMail(ctx, agentID)
-	if err != nil || !waits {
+	if _, connected := f.d.Info(); err != nil || !waits || !connected {
 		return err
 	}
 	if err := f.findPrompts(ctx, agentID); err != nil {
