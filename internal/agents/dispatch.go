@@ -51,8 +51,9 @@ func (s *Service) dispatch(ctx context.Context, who principal.Principal, p plan)
 		if err := p.checkRepeats(stored); err != nil {
 			return Receipt{}, err
 		}
-		if !s.mayGive(stored) && stored.state != Submitting {
-			return s.repeated(ctx, stored, p)
+		open := stored.state == Submitting || stored.state == Unknown && stored.closedAt == 0
+		if !open && !s.mayGive(stored) {
+			return repeated(stored), nil
 		}
 	}
 	type result struct {
@@ -107,11 +108,11 @@ func (s *Service) dispatchAlone(ctx context.Context, p plan) (Receipt, error) {
 		}
 	}
 	if ok && !s.mayGive(stored) {
-		return s.repeated(ctx, stored, p)
+		return repeated(stored), nil
 	}
 	if !ok && p.replyTo != "" {
 		if original, found, err := s.replied(ctx, p); err != nil || found {
-			return s.replyReceipt(original, p), err
+			return replyReceipt(original), err
 		}
 	}
 	return s.give(ctx, p, stored, ok)
@@ -135,7 +136,7 @@ func (s *Service) give(ctx context.Context, p plan, stored row, again bool) (Rec
 	err = p.admit(admitting, d, &p)
 	cancel()
 	if err != nil && again && stored.state == Unknown {
-		receipt, _ := s.repeated(ctx, stored, p)
+		receipt := repeated(stored)
 		receipt.Message = "It is not known whether the daemon has it, and it can't be asked again now: " + fault.From(err).Message
 		return receipt, nil
 	}
@@ -235,10 +236,10 @@ func (p plan) checkRepeats(stored row) error {
 }
 
 // repeated answers a stored dispatch in its present state.
-func (s *Service) repeated(_ context.Context, stored row, _ plan) (Receipt, error) {
+func repeated(stored row) Receipt {
 	receipt := receiptOf(stored)
 	receipt.Duplicate = true
-	return receipt, nil
+	return receipt
 }
 
 // settle stores what became of a dispatch. It does not give up while the service

@@ -126,7 +126,7 @@ func permissionKey(r row, permissionID string) string {
 	return r.requestID + ":permission:" + permissionID
 }
 
-// emit releases the questions that an agent asked before it ended its turn.
+// emitHeld releases the questions that an agent asked before it ended its turn.
 func (s *Service) emitHeld(tx *store.Tx, r row) (asked bool, err error) {
 	var held []messageRow
 	err = tx.Query(func(sc store.Scanner) error {

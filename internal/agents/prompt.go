@@ -198,12 +198,14 @@ func (s *Service) replied(ctx context.Context, p plan) (original row, found bool
 	return original, found, err
 }
 
-func (s *Service) replyReceipt(original row, _ plan) Receipt {
+// replyReceipt answers the dispatch that a message was answered by; none is the
+// empty one of a refusal.
+func replyReceipt(original row) Receipt {
 	if original.id == 0 {
 		return Receipt{}
 	}
-	receipt := receiptOf(original)
-	receipt.Duplicate, receipt.ReplyAlreadySubmitted = true, true
+	receipt := repeated(original)
+	receipt.ReplyAlreadySubmitted = true
 	return receipt
 }
 
