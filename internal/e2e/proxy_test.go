@@ -390,6 +390,7 @@ func TestProxies(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() { f.holds(t, server, token) })
 				wg.Go(func() {
+					f.private(t, h)
 					f.streams(t, h, token.AccessToken)
 					f.uploads(t, server, token)
 					f.downloads(t, h, server, token, hex.EncodeToString(sum[:]))
@@ -416,6 +417,19 @@ func (f *fronted) holds(t *testing.T, server *client.Server, token *oauth2.Token
 	var out struct{ Held int }
 	if err := s.Call(t.Context(), "hold", object{"ms": holdTime().Milliseconds()}, &out); err != nil || int64(out.Held) != holdTime().Milliseconds() {
 		t.Errorf("a call of %v: %+v, %v after %v", holdTime(), out, err, time.Since(begun).Round(time.Millisecond))
+	}
+}
+
+// private sees that what is for this machine is not for those behind a proxy.
+func (f *fronted) private(t *testing.T, h *http.Client) {
+	resp, err := h.Get("https://" + proxyHost + "/metrics")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusNotFound {
+		t.Errorf("/metrics through the proxy: status %d", resp.StatusCode)
 	}
 }
 
