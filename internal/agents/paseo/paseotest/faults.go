@@ -1,7 +1,6 @@
 package paseotest
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -80,7 +79,7 @@ type refusal struct{ text string }
 func (r *refusal) Error() string { return r.text }
 
 // strike lets the fault that is due here happen.
-func (p *process) strike(ctx context.Context, s *session, kind string, stage Stage) error {
+func (p *process) strike(s *session, kind string, stage Stage) error {
 	f, due := p.d.takeFault(kind, stage)
 	if !due {
 		return nil
@@ -89,8 +88,8 @@ func (p *process) strike(ctx context.Context, s *session, kind string, stage Sta
 	case Delay:
 		select {
 		case <-time.After(f.Delay):
-			return nil
-		case <-ctx.Done():
+			return nil // also when the client is gone by then
+		case <-p.ctx.Done():
 		}
 	case Cut:
 		s.breakOff()

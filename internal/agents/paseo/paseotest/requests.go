@@ -98,7 +98,7 @@ func (r *request) do() (string, members, error) {
 	return h.do(r)
 }
 
-func (r *request) strike(stage Stage) error { return r.p.strike(r.ctx, r.s, r.kind, stage) }
+func (r *request) strike(stage Stage) error { return r.p.strike(r.s, r.kind, stage) }
 
 // unknown is the answer to unknown requests and to bad arguments alike.
 func (r *request) unknown() error {
