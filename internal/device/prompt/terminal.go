@@ -122,14 +122,13 @@ func (t *Terminal) say(text string) { _, _ = io.WriteString(t.out, text) }
 func (t *Terminal) answer(ctx context.Context, a *approval.Approval, shown string, s *screen, page int) error {
 	calm := time.Now().Add(t.quiet) // from when on a key counts
 	for ready := false; ; {
-		select {
-		case <-a.Done():
-			t.say(verdict(a.Outcome()))
+		if o := a.Outcome(); o.State != approval.Pending {
+			t.say(verdict(o))
 			return nil
-		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			t.say("\n")
 			return nil
-		default:
 		}
 		key, pressed, err := t.key(look)
 		if err != nil {
