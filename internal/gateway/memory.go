@@ -62,6 +62,9 @@ func (g *Gateway) rest(ctx context.Context, after time.Duration) {
 			}
 			runtime.GC() // what pools keep goes with the second collection
 			debug.FreeOSMemory()
+			if err := releaseProgram(); err != nil {
+				g.log.Warn("the program's own pages could not be given back", "error", err)
+			}
 		}
 		before, worked = now, !quiet
 	}

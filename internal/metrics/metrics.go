@@ -5,9 +5,9 @@
 // promises that counting is cheap and safe from any goroutine, that names and labels
 // come out in one order, escaped, and that it holds no more series than its callers
 // have names for: they keep the values of labels to a few that they know. What is
-// worth a number, and who may read it, is left to those who count. It exists because
-// the client library of Prometheus takes several megabytes of memory with it, and a
-// gateway that is idle has less than forty.
+// worth a number, and who may read it, is left to those who count. It is
+// here in place of the client library of Prometheus because text is all that is
+// needed, and that library brings protocol buffers with it.
 package metrics
 
 import (
