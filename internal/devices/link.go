@@ -264,7 +264,7 @@ func (l *link) tooLarge(start []byte, rest io.Reader) error {
 	if id == "" || !m.found {
 		return nil
 	}
-	return l.s.result(l.ctx, id, l.device, ending{code: ResultTooLarge.Code, ofResult: true})
+	return l.s.result(l.s.ctx, id, l.device, ending{code: ResultTooLarge.Code, ofResult: true})
 }
 
 // mention looks for a word in what is written to it.
@@ -310,7 +310,8 @@ func (l *link) result(f wire.Frame) error {
 	case !*f.OK:
 		e.code = ToolFailed.Code
 	}
-	if err := l.s.result(l.ctx, f.Ref, l.device, e); err != nil {
+	// Not with the link's context: it may end right behind the result.
+	if err := l.s.result(l.s.ctx, f.Ref, l.device, e); err != nil {
 		return err // the device keeps the result and brings it again
 	}
 	if l.resume {

@@ -143,9 +143,9 @@ func TestRevocation(t *testing.T) {
 	r := newRelay(t)
 	token := r.pairDevice("laptop")
 	d := r.connect("laptop", token)
-	running, waiting := r.start(t.Context(), alice, echo("laptop")), make(<-chan result)
+	running := r.start(t.Context(), alice, echo("laptop"))
 	f := d.want("call")
-	waiting = r.start(t.Context(), alice, echo("laptop"))
+	waiting := r.start(t.Context(), alice, echo("laptop"))
 	eventually(t, "the second call waits", func() bool { return r.lanes["laptop"] != nil && r.openCalls("laptop") == 2 })
 	out, err := r.Revoke(t.Context(), RevokeIn{Name: "laptop"})
 	if err != nil || out.Calls != 2 {

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -59,19 +61,40 @@ func linkDevice(d *devices.Service, w http.ResponseWriter, r *http.Request) (ret
 	if !ok {
 		return retryAfter
 	}
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	taken := &hijacked{ResponseWriter: w}
+	conn, err := websocket.Accept(taken, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
 	if err != nil { // and answered
 		leave()
 		recordOf(r.Context()).refusedAs("not_a_websocket")
 		return 0
 	}
 	conn.SetReadLimit(-1) // the link has its own, which is answered
-	d.Serve(socket{conn}, leave)
+	d.Serve(socket{conn, taken.conn}, leave)
 	return 0
 }
 
+// hijacked remembers the connection below a websocket.
+type hijacked struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+// Hijack implements [http.Hijacker].
+func (h *hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	h.conn = conn
+	return conn, rw, err
+}
+
 // socket is a websocket as devices use it.
-type socket struct{ conn *websocket.Conn }
+type socket struct {
+	conn  *websocket.Conn
+	below net.Conn
+}
+
+// farewell is how long a device has to answer a close frame. The library would wait
+// for 5 seconds, and a stop of the gateway with it.
+const farewell = 2 * time.Second
 
 var errBinary = errors.New("a frame must be a text message")
 
@@ -98,5 +121,6 @@ func (s socket) Close(code int, reason string) {
 		_ = s.conn.CloseNow()
 		return
 	}
+	defer time.AfterFunc(farewell, func() { _ = s.below.Close() }).Stop()
 	_ = s.conn.Close(websocket.StatusCode(code), reason) // a socket that is gone is closed
 }

@@ -332,3 +332,15 @@ func TestDevicesNeedTheirPermission(t *testing.T) {
 		t.Errorf("%d tools of %d bytes", len(tools), size)
 	}
 }
+
+// TestADeviceThatDoesNotAnswerDelaysNoStop: it never reads what it is sent.
+func TestADeviceThatDoesNotAnswerDelaysNoStop(t *testing.T) {
+	h := startDevices(t)
+	h.connectDevice(t, "laptop", h.pairDevice(t, "laptop"))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	begun := time.Now()
+	if err := h.devices.Close(ctx); err != nil || time.Since(begun) > farewell+time.Second {
+		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+}
