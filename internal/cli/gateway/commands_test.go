@@ -301,7 +301,7 @@ func TestConfigCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(`{"publicBaseUrl": "https://gateway.example.com", "stateDir": "~/state", "hosts": [], "upstreamUrl": "http://127.0.0.1:6767", "safedial": {"allowLoopback": true}}`)
+	write(`{"publicBaseUrl": "https://gateway.example.com", "stateDir": "~/state", "hosts": [], "upstreamUrl": "http://127.0.0.1:6767", "paseoCommand": "/bin/paseo", "safedial": {"allowLoopback": true}}`)
 	r := h.run("config", "check", "--config", path)
 	if r.code != ExitOK {
 		t.Errorf("got %+v", r)
@@ -400,7 +400,7 @@ func TestExitCodes(t *testing.T) {
 // Every command explains itself, and every command that answers a program's
 // question takes --json.
 func TestHelp(t *testing.T) {
-	noJSON := []string{"gateway serve", "gateway relay", "gateway supervise", "gateway service logs"} // their answer is what they do
+	noJSON := []string{"gateway serve", "gateway relay", "gateway supervise", "gateway service logs", "gateway hosts trust"} // their answer is what they do, or they ask a person
 	root := (&app{Env: Env{}}).root()
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {

@@ -193,17 +193,17 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 	h.init()
 	raw, err := os.ReadFile(h.configPath())
 	must(t, err)
-	text := strings.Replace(string(raw), "{", `{"upstreamUrl": "http://127.0.0.1:6767", "safedial": {"allowLoopback": true},`, 1)
+	text := strings.Replace(string(raw), "{", `{"paseoCommand": "/bin/paseo", "safedial": {"allowLoopback": true},`, 1)
 	must(t, os.WriteFile(h.configPath(), []byte(text), 0o600))
 	s := h.serve()
 	s.end(t)
 	log := s.stderr.String()
-	for _, key := range []string{"upstreamUrl", "safedial.allowLoopback"} {
+	for _, key := range []string{"paseoCommand", "safedial.allowLoopback"} {
 		if n := strings.Count(log, key); n != 1 {
 			t.Errorf("%s is named %d times in the log:\n%s", key, n, log)
 		}
 	}
-	if r := h.run("clients", "list"); strings.Contains(r.stderr, "upstreamUrl") {
+	if r := h.run("clients", "list"); strings.Contains(r.stderr, "paseoCommand") {
 		t.Errorf("other commands warn too: %s", r.stderr)
 	}
 }
