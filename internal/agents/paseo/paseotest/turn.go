@@ -3,6 +3,7 @@ package paseotest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -170,12 +171,23 @@ func (r *run) ask(raw members) (answer members, ok bool) {
 	}
 }
 
-// do runs the command in the last line of a prompt: sleep N (seconds), tool,
+// command is the last line of a prompt that is not in brackets, as remarks of a
+// gateway are.
+func command(text string) string {
+	lines := strings.Split(text, "\n")
+	for _, line := range slices.Backward(lines) {
+		if line != "" && line[0] != '[' {
+			return line
+		}
+	}
+	return ""
+}
+
+// do runs the [command] of a prompt: sleep N (seconds), tool,
 // bigtool, think, stream N D (N chunks, D apart), perm, perm-exec, plan, ask,
 // fail, crash, silent. Everything else is answered with an echo.
 func (r *run) do(text string) {
-	command := text[strings.LastIndex(text, "\n")+1:]
-	words := strings.Fields(command)
+	words := strings.Fields(command(text))
 	name := ""
 	if len(words) > 0 {
 		name = words[0]
