@@ -71,7 +71,11 @@ func Run(ctx context.Context, env Env) int {
 	if err == nil {
 		return ExitOK
 	}
-	return a.report(cmd, err)
+	code := a.report(cmd, err)
+	if code == ExitConfig && env.Getenv("AGENT_RELAY_SERVICE") == "launchd" && cmd.Name() == "daemon" {
+		return ExitOK // launchd would start it again and again
+	}
+	return code
 }
 
 func (a *app) root() *cobra.Command {
