@@ -100,7 +100,10 @@ func (s *Service) snapshot(ctx context.Context, r row, snap *host.Snapshot) (siz
 		w.abandon()
 		return 0, "", err
 	}
-	return w.finish()
+	if size, sum, err = w.finish(); err == nil {
+		err = host.Arrived(snap.Content, sum)
+	}
+	return size, sum, err
 }
 
 // hashClone takes the size and hash of a file that shares the storage of its

@@ -814,3 +814,22 @@ func TestNoSecretIsStoredOrLogged(t *testing.T) {
 	}
 	r.open()
 }
+
+// summed is content with the hash that it was sent with.
+type summed struct {
+	io.ReadCloser
+	sum string
+}
+
+func (s summed) SHA256() string { return s.sum }
+
+// What arrives otherwise than it was sent is not given to anybody.
+func TestExportThatWasChangedOnItsWay(t *testing.T) {
+	r := newRig(t, transfers.Options{})
+	r.write("f", oldContent)
+	sum := hashText(oldContent)
+	r.host.content = func(c io.ReadCloser) io.ReadCloser { return summed{c, sum} }
+	r.is(r.export("f", "r1"), transfers.Ready)
+	sum = hashText(newContent)
+	r.is(r.export("f", "r2"), transfers.Failed, "transfer_corrupted")
+}

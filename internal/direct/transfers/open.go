@@ -18,8 +18,8 @@ type Snapshot struct {
 	Size int64  // bytes
 	// Content ends with [io.EOF] only if what was read is the whole file as it
 	// was at one moment; otherwise reading fails with the refusal file_changed,
-	// and opening the file again may succeed. Content may be a [Cloner]. It must
-	// be closed.
+	// and opening the file again may succeed. Content may be a [Cloner] or
+	// [Summed]. It must be closed.
 	Content io.ReadCloser
 }
 
@@ -29,6 +29,19 @@ type Cloner interface {
 	// content as it is now. The error is [errors.ErrUnsupported], and there is no
 	// file, where file systems can't do that.
 	CloneTo(path string) error
+}
+
+// Summed is content that comes from afar with the SHA-256 that it had there, in
+// lower-case hexadecimal digits. It is known when the content has been read to its
+// end. Whoever takes the content compares it with what arrived: [Arrived].
+type Summed interface{ SHA256() string }
+
+// Arrived refuses content whose SHA-256 is not the one that it was sent with.
+func Arrived(content io.Reader, sum string) error {
+	if s, ok := content.(Summed); ok && s.SHA256() != sum {
+		return Corrupted.New("What arrived from the host is not what was sent.").WithHint("Repeat the export with a new requestId; if it fails again, the owner should look at the connection to that host.")
+	}
+	return nil
 }
 
 // Open opens a file of a project for reading.
