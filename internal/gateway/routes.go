@@ -16,7 +16,8 @@ import (
 const (
 	registerLimit  = 30
 	authorizeLimit = 120
-	tokenLimit     = 600 // of /token, and as many of /revoke
+	tokenLimit     = 600  // of /token, and as many of /revoke
+	deviceLimit    = 1200 // of /device: two hundred devices behind one address that come back, several times
 )
 
 // Handler serves everything the gateway serves.
@@ -54,7 +55,7 @@ func (g *Gateway) HandlerFor(server *mcp.Server) http.Handler {
 		r.Get("/files/*", g.download) // the rest is a ticket, which is not for the log
 	}
 	if g.config.Tools.Devices {
-		r.Get(wire.Path, g.acceptDevice)
+		r.With(limited(deviceLimit)).Get(wire.Path, g.acceptDevice)
 	}
 	r.Get("/healthz", g.alive)
 	r.Get("/readyz", g.ready)

@@ -13,7 +13,7 @@ import (
 
 // receipts are the tables whose rows say that something was done outside of this
 // state directory, under a key that must not do it again.
-var receipts = []string{"agents", "dispatches"}
+var receipts = []string{"agents", "dispatches", "device_calls"}
 
 // Receipts reads from a state directory that was put aside what was dispatched from
 // it, and returns a step that adds to another one what that does not know. A restore
