@@ -45,6 +45,13 @@ func (s *Service) Call(ctx context.Context, who principal.Principal, in CallIn) 
 	if err != nil {
 		return CallOut{}, err
 	}
+	if in.RequestID == "" { // also when the caller left while the call was being stored
+		defer func() {
+			if ctx.Err() != nil {
+				s.withdraw(n.id, n.device)
+			}
+		}()
+	}
 	duplicate := false
 	if in.RequestID != "" { // a repeat is answered whether or not its device is there
 		if duplicate, err = s.repeats(ctx, &n); err != nil {
@@ -59,11 +66,7 @@ func (s *Service) Call(ctx context.Context, who principal.Principal, in CallIn) 
 			return CallOut{}, err
 		}
 	}
-	out, err := s.await(ctx, who.Owner, n.id, duplicate)
-	if ctx.Err() != nil && in.RequestID == "" {
-		s.withdraw(n.id, n.device)
-	}
-	return out, err
+	return s.await(ctx, who.Owner, n.id, duplicate)
 }
 
 // outcome answers a callId.

@@ -470,3 +470,29 @@ func TestAResultAndADeadlineAtOneInstant(t *testing.T) {
 		t.Errorf("the callers and the store differ by %d and %d", done, late)
 	}
 }
+
+// TestACallerWhoLeavesAtAnyInstant leaves no call behind that would ask a human.
+func TestACallerWhoLeavesAtAnyInstant(t *testing.T) {
+	r := newRelay(t)
+	d := r.connect("laptop", r.pairDevice("laptop"))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if _, err := d.next(); err != nil {
+				return
+			}
+		}
+	})
+	for i := range 60 {
+		ctx, leave := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
+		within(t, r.start(ctx, alice, echo("laptop")))
+		leave()
+	}
+	eventually(t, "no call is open", func() bool { return r.openCalls("laptop") == 0 })
+	all, err := r.ListPaired(t.Context())
+	if err != nil || all[0].OpenCalls != 0 {
+		t.Errorf("%+v %v", all, err)
+	}
+	d.conn.CloseNow()
+	wg.Wait()
+}
