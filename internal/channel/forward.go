@@ -21,8 +21,7 @@ import (
 
 // Link is one live connection to a host, as package hosts/ssh has it.
 type Link interface {
-	// Run runs a command of the host's login shell to its end.
-	Run(ctx context.Context, command string, stdin []byte, maxOutput int) ([]byte, error)
+	scripts
 	// Dial connects to a unix socket on the host.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 	// ListenUnix has the host listen on a new unix socket.
@@ -31,14 +30,19 @@ type Link interface {
 	Done() <-chan struct{}
 }
 
+// scripts is what runs scripts on a host.
+type scripts interface {
+	// Script runs a script by /bin/sh to its end, args as $1 and so on, and returns
+	// what it prints, without what the login shell prints when it starts.
+	Script(ctx context.Context, script string, args []string, stdin []byte, maxOutput int) ([]byte, error)
+}
+
 // ForwardOptions says what a [Forward] keeps. All but Log are required.
 type ForwardOptions struct {
 	// Server answers the agents of the host.
 	Server *Server
 	// StateDir is the host's private state directory (remoteStateDir).
 	StateDir string
-	// Shell makes a command line of a script for /bin/sh and its arguments.
-	Shell func(script string, args ...string) string
 	// Log gets a line when the forward comes up or fails; nil discards them.
 	Log *slog.Logger
 }
@@ -264,22 +268,21 @@ func (f *Forward) prepare(ctx context.Context, link Link) ([]string, error) {
 	return names, nil
 }
 
-// newName is a name that nobody has.
-func newName() string { return strings.ToLower(rand.Text()[:12]) }
+// newName is a name that nobody has. A socket of that name is no longer than the
+// link to it, whose length is checked.
+func newName() string { return strings.ToLower(rand.Text()[:11]) }
 
 func (f *Forward) path(name string) string { return strings.TrimRight(f.o.StateDir, "/") + "/" + name }
 
 func (f *Forward) run(ctx context.Context, link Link, script string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
-	return runScript(ctx, link, f.o.Shell(script, args...), nil)
+	return runScript(ctx, link, script, args, nil)
 }
 
 // runScript runs one of the scripts on a host.
-func runScript(ctx context.Context, on interface {
-	Run(ctx context.Context, command string, stdin []byte, maxOutput int) ([]byte, error)
-}, command string, stdin []byte) ([]byte, error) {
-	out, err := on.Run(ctx, command, stdin, MaxBody)
+func runScript(ctx context.Context, on scripts, script string, args []string, stdin []byte) ([]byte, error) {
+	out, err := on.Script(ctx, script, args, stdin, MaxBody)
 	if err != nil {
 		return nil, &setupError{"A command on the host failed.", err}
 	}

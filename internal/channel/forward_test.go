@@ -20,7 +20,6 @@ import (
 
 	"agentrelay/internal/channel/capability"
 	"agentrelay/internal/principal"
-	"agentrelay/internal/shellquote"
 )
 
 // link is a connection to this machine: commands are run here, and sockets are
@@ -41,11 +40,11 @@ func newLink() *link {
 
 func (l *link) Done() <-chan struct{} { return l.done }
 
-func (l *link) Run(ctx context.Context, command string, stdin []byte, maxOutput int) ([]byte, error) {
+func (l *link) Script(ctx context.Context, script string, args []string, stdin []byte, maxOutput int) ([]byte, error) {
 	if l.noRun != nil {
 		return nil, l.noRun
 	}
-	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", command)
+	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", script, "sh"}, args...)...)
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, err := cmd.Output()
 	if len(out) > maxOutput {
@@ -68,6 +67,9 @@ func (l *link) Dial(ctx context.Context, network, address string) (net.Conn, err
 }
 
 func (l *link) ListenUnix(_ context.Context, path string) (net.Listener, error) {
+	if len(path) > capability.MaxSocketPath {
+		return nil, errors.New("the path is longer than macOS has room for")
+	}
 	if l.noListen {
 		return nil, errors.New("ssh: streamlocal-forward@openssh.com request denied by peer")
 	}
@@ -81,14 +83,6 @@ func (l *link) ListenUnix(_ context.Context, path string) (net.Listener, error) 
 		in.Close()
 	}()
 	return in, os.Chmod(path, 0o600)
-}
-
-func shell(script string, args ...string) string {
-	words := make([]string, len(args))
-	for i, a := range args {
-		words[i] = shellquote.Word(a)
-	}
-	return "set -- " + strings.Join(words, " ") + "\n" + script
 }
 
 // far is the host box, reached over links, whose state directory is dir.
@@ -110,7 +104,7 @@ func installedDir(t *testing.T) string {
 
 func newFar(t *testing.T, dir string) *far {
 	m := newMachine(t)
-	return &far{m, dir, NewForward(ForwardOptions{Server: m.serverOf("box", nil), StateDir: dir, Shell: shell, Log: slog.New(slog.NewTextHandler(m.log, nil))})}
+	return &far{m, dir, NewForward(ForwardOptions{Server: m.serverOf("box", nil), StateDir: dir, Log: slog.New(slog.NewTextHandler(m.log, nil))})}
 }
 
 // connect keeps the forward over a new link until the test ends.
@@ -304,7 +298,7 @@ func TestAnotherGatewayIsNotPushedOut(t *testing.T) {
 
 func TestRemoteDir(t *testing.T) {
 	dir := installedDir(t)
-	r := &RemoteDir{Link: newLink(), Shell: shell, Path: dir}
+	r := &RemoteDir{Link: newLink(), Path: dir}
 	name := capability.Name("builder")
 	path := filepath.Join(dir, name)
 	for _, content := range []string{"one", "two\n"} {
@@ -342,10 +336,23 @@ func TestRemoteDir(t *testing.T) {
 	if raw, err := os.ReadFile(victim); err != nil || string(raw) != "mine" {
 		t.Errorf("the link was followed: %q", raw)
 	}
-	if err := (&RemoteDir{Link: &link{noRun: errDown}, Shell: shell, Path: dir}).WritePrivate(t.Context(), name, nil); !errors.Is(err, errDown) {
+	if err := (&RemoteDir{Link: &link{noRun: errDown}, Path: dir}).WritePrivate(t.Context(), name, nil); !errors.Is(err, errDown) {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(victim + "x"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
+}
+
+// TestForwardInTheLongestStateDir: a state directory whose link has room has room
+// for the sockets too.
+func TestForwardInTheLongestStateDir(t *testing.T) {
+	dir := shortDir(t)
+	dir = filepath.Join(dir, strings.Repeat("d", capability.MaxSocketPath-len(dir)-len("//"+capability.Socket)))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f := newFar(t, dir)
+	f.connect(newLink())
+	f.until("up", f.up)
 }

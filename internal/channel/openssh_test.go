@@ -26,12 +26,13 @@ type openSSH struct {
 	dir    string // its state directory
 }
 
-func newOpenSSH(t *testing.T, config ...string) *openSSH {
+func newOpenSSH(t *testing.T, o sshd.Options) *openSSH {
 	t.Helper()
 	c := sshd.NewClient(t)
 	key := c.Key("id", "")
 	c.Agent(key)
-	s := sshd.Start(t, sshd.Options{Authorized: []xssh.PublicKey{key.Public}, Config: config})
+	o.Authorized = []xssh.PublicKey{key.Public}
+	s := sshd.Start(t, o)
 	c.Know(s)
 	c.Configure(c.Host("box", s))
 	h := ssh.New(ssh.Options{
@@ -47,7 +48,7 @@ func newOpenSSH(t *testing.T, config ...string) *openSSH {
 // keep keeps a forward over the links of the host, until the returned function is
 // called.
 func (o *openSSH) keep() (f *Forward, stop func()) {
-	f = NewForward(ForwardOptions{Server: o.serverOf("box", nil), StateDir: o.dir, Shell: ssh.Shell, Log: slog.New(slog.NewTextHandler(o.log, nil))})
+	f = NewForward(ForwardOptions{Server: o.serverOf("box", nil), StateDir: o.dir, Log: slog.New(slog.NewTextHandler(o.log, nil))})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -79,13 +80,13 @@ func (o *openSSH) sockets() int {
 // TestForwardOverOpenSSH: an agent of the host is answered, again when the link was
 // killed, and again by the next gateway.
 func TestForwardOverOpenSSH(t *testing.T) {
-	o := newOpenSSH(t)
+	o := newOpenSSH(t, sshd.Options{})
 	link, err := o.host.Link(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The key arrives over the same connection.
-	o.agents.o.Remote = func(string) (RemoteFiles, error) { return &RemoteDir{Link: link, Shell: ssh.Shell, Path: o.dir}, nil }
+	o.agents.o.Remote = func(string) (RemoteFiles, error) { return &RemoteDir{Link: link, Path: o.dir}, nil }
 	if out, err := o.agents.Adopt(t.Context(), principal.SharedOwner, "box", "builder"); err != nil || out.Pending != "" {
 		t.Fatalf("%+v, %v", out, err)
 	}
@@ -130,7 +131,7 @@ func TestForwardOverOpenSSH(t *testing.T) {
 }
 
 func TestOpenSSHThatForwardsNoSockets(t *testing.T) {
-	o := newOpenSSH(t, "AllowStreamLocalForwarding no")
+	o := newOpenSSH(t, sshd.Options{Config: []string{"AllowStreamLocalForwarding no"}})
 	forward, stop := o.keep()
 	defer stop()
 	o.until("the reason", func() bool { return strings.Contains(forward.Status().Reason, "AllowStreamLocalForwarding") })
@@ -145,12 +146,35 @@ func TestOpenSSHThatForwardsNoSockets(t *testing.T) {
 
 // TestOpenSSHThatForwardsOneWay: sockets of the host can be listened on, not dialled.
 func TestOpenSSHThatForwardsOneWay(t *testing.T) {
-	o := newOpenSSH(t, "AllowStreamLocalForwarding remote")
+	o := newOpenSSH(t, sshd.Options{Config: []string{"AllowStreamLocalForwarding remote"}})
 	forward, stop := o.keep()
 	defer stop()
 	o.until("up", func() bool { return forward.Status().Up })
 	r, err := over(t.Context(), filepath.Join(o.dir, capability.Socket), http.MethodGet, "/v1/health", "", "", "")
 	if err != nil || r.get(t, "hostId") != "box" {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestOpenSSHWithABanner: what the login shell prints first hides no refusal of a
+// script, and no socket.
+func TestOpenSSHWithABanner(t *testing.T) {
+	o := newOpenSSH(t, sshd.Options{Banner: "Welcome to box"})
+	link, err := o.host.Link(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward, stop := o.keep()
+	defer stop()
+	o.until("up", func() bool { return forward.Status().Up })
+	files := &RemoteDir{Link: link, Path: o.dir}
+	if err := files.WritePrivate(t.Context(), capability.Name("builder"), []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(o.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := files.WritePrivate(t.Context(), capability.Name("builder"), []byte("y")); err == nil || !strings.Contains(reasonOf(err), "mode 0700") {
+		t.Errorf("into a directory that others enter: %v", err)
 	}
 }

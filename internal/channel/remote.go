@@ -9,12 +9,8 @@ import (
 // RemoteDir is the private state directory of a host that is reached by commands.
 // It implements [RemoteFiles].
 type RemoteDir struct {
-	// Link runs commands of the host's login shell.
-	Link interface {
-		Run(ctx context.Context, command string, stdin []byte, maxOutput int) ([]byte, error)
-	}
-	// Shell makes a command line of a script for /bin/sh and its arguments.
-	Shell func(script string, args ...string) string
+	// Link is a connection to the host.
+	Link scripts
 	// Path is the directory (remoteStateDir).
 	Path string
 }
@@ -42,6 +38,6 @@ func (r *RemoteDir) WritePrivate(ctx context.Context, relPath string, content []
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
 	temporary := "." + newName() + ".tmp"
-	_, err := runScript(ctx, r.Link, r.Shell(writeScript, r.Path, strings.TrimSuffix(dir, "/"), name, temporary), content)
+	_, err := runScript(ctx, r.Link, writeScript, []string{r.Path, strings.TrimSuffix(dir, "/"), name, temporary}, content)
 	return err
 }

@@ -186,7 +186,7 @@ func (o ownersHosts) RetryHost(hostID string) error {
 func (g *Gateway) buildForwards() []*channel.Forward {
 	out := make([]*channel.Forward, len(g.direct.remotes))
 	for i, h := range g.direct.remotes {
-		out[i] = channel.NewForward(channel.ForwardOptions{Server: g.buildChannel(h.ID()), StateDir: h.StateDir(), Shell: ssh.Shell, Log: g.log})
+		out[i] = channel.NewForward(channel.ForwardOptions{Server: g.buildChannel(h.ID()), StateDir: h.StateDir(), Log: g.log})
 	}
 	return out
 }

@@ -117,5 +117,5 @@ func (h *Host) WritePrivate(ctx context.Context, relPath string, content []byte)
 	if err != nil {
 		return err
 	}
-	return (&channel.RemoteDir{Link: link, Shell: ssh.Shell, Path: h.conf.RemoteStateDir}).WritePrivate(ctx, relPath, content)
+	return (&channel.RemoteDir{Link: link, Path: h.conf.RemoteStateDir}).WritePrivate(ctx, relPath, content)
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"agentrelay/internal/agents"
-	"agentrelay/internal/hosts/ssh"
 )
 
 // maxResolved is the longest answer of one look at directories, in bytes.
@@ -60,7 +59,7 @@ func (h *Host) Resolve(ctx context.Context, paths []string) ([]agents.Place, err
 	if err != nil {
 		return nil, err
 	}
-	raw, err := link.Run(ctx, ssh.Shell(resolveDirectories), in.Bytes(), maxResolved)
+	raw, err := link.Script(ctx, resolveDirectories, nil, in.Bytes(), maxResolved)
 	if err != nil {
 		return nil, agents.HostUnavailable.Newf("Where directories lie on host %s could not be asked.", h.ID()).Because(err)
 	}

@@ -1,14 +1,48 @@
 package remote
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	xssh "golang.org/x/crypto/ssh"
 
 	"agentrelay/internal/agents"
+	"agentrelay/internal/config"
+	"agentrelay/internal/e2e/sshd"
+	"agentrelay/internal/hosts/ssh"
 )
+
+// TestDirectoriesBehindABanner: what the login shell prints of its own is no answer.
+func TestDirectoriesBehindABanner(t *testing.T) {
+	c := sshd.NewClient(t)
+	key := c.Key("id", "")
+	s := sshd.Start(t, sshd.Options{Authorized: []xssh.PublicKey{key.Public}, Banner: "Welcome to box\nd/everything"})
+	c.Know(s)
+	c.Configure(c.Host("box", s, "IdentityFile "+key.File))
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := config.Host{ID: "box", Target: "ssh://box", AllowedRoots: []string{root}}
+	h := New(Options{Config: &config.Config{}, Host: conf, SSH: ssh.Options{ConfigFile: c.Config, Home: c.Dir}})
+	defer h.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	h.Start(ctx)
+	got, err := h.Resolve(ctx, []string{root, "/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := agents.NewLocalRoots(conf.AllowedRoots).Resolve(ctx, "", []string{root, "/"})
+	if err != nil || len(got) != 2 || got[0] != here[0] || got[1] != here[1] {
+		t.Errorf("%+v there, %+v here, %v", got, here, err)
+	}
+}
 
 // TestDirectoriesAreResolvedAsHere: the shell of another machine says of each path
 // what the policy of this one says.
