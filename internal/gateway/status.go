@@ -32,6 +32,7 @@ type Status struct {
 	Peers       Peers     `json:"peers"`
 	Events      Events    `json:"events"`
 	Projects    Projects  `json:"projects"`
+	Devices     Devices   `json:"devices"`
 	Backups     Backups   `json:"backups"`
 	Warnings    []Warning `json:"warnings"`
 }
@@ -42,6 +43,12 @@ type Events struct {
 	Targets       int `json:"targets"`       // wake-up targets of the config
 	Waiting       int `json:"waiting"`       // deliveries that are on their way
 	Dead          int `json:"dead"`          // deliveries that nothing tries again
+}
+
+// Devices counts the paired devices.
+type Devices struct {
+	Paired    int `json:"paired"`
+	Connected int `json:"connected"`
 }
 
 // Projects counts the projects of the Direct workspace.
@@ -84,6 +91,9 @@ func (g *Gateway) Status(ctx context.Context) (Status, error) {
 	var foreign int
 	err := errors.Join(g.readSchema(ctx, &s), g.countClients(ctx, &s), g.countPeers(ctx, &s, &foreign), g.measureEvents(ctx, &s))
 	g.measureDirect(ctx, &s)
+	var counted error
+	s.Devices.Paired, s.Devices.Connected, counted = g.devices.Count(ctx)
+	err = errors.Join(err, counted)
 	g.measureBackups(&s)
 	if foreign > 0 {
 		s.Warnings = append(s.Warnings, g.foreignWarning(foreign))

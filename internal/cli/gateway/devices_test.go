@@ -102,6 +102,9 @@ func TestDevices(t *testing.T) {
 	if out := h.ok("devices", "list"); !strings.Contains(out, "laptop  for 0 seconds  just now") {
 		t.Error(out)
 	}
+	if out := h.ok("status"); !strings.Contains(out, "Devices   1 paired, 1 connected") {
+		t.Error(out)
+	}
 	if out := h.ok("devices", "calls"); !strings.Contains(out, "There are no calls") {
 		t.Error(out)
 	}

@@ -189,7 +189,7 @@ func runningLines(s *gateway.Status) [][2]string {
 	if s.SharedOwner {
 		owner = "all clients share one directory and mailbox"
 	}
-	return [][2]string{
+	lines := [][2]string{
 		{"Gateway", state + ", started " + span(time.Duration(s.UptimeMs)*time.Millisecond) + " ago"},
 		{"MCP URL", s.MCPURL},
 		{"Version", version},
@@ -203,6 +203,10 @@ func runningLines(s *gateway.Status) [][2]string {
 		{"Projects", projectsLine(s.Projects)},
 		{"Backups", backupsLine(s.Backups)},
 	}
+	if s.Devices.Paired > 0 {
+		lines = append(lines, [2]string{"Devices", fmt.Sprintf("%d paired, %d connected: gateway devices list", s.Devices.Paired, s.Devices.Connected)})
+	}
+	return lines
 }
 
 func projectsLine(p gateway.Projects) string {
