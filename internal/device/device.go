@@ -21,7 +21,6 @@ package device
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
@@ -250,5 +249,3 @@ func (d *Device) Status() Status {
 	}
 	return s
 }
-
-func (d *Device) String() string { return fmt.Sprintf("device %s", d.o.Identity.Device) }

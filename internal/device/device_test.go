@@ -138,7 +138,7 @@ func TestNoAnswerIsADenial(t *testing.T) {
 	f := theCall("b", "mark", `{}`)
 	f.DeadlineMs = minRun.Milliseconds() + 100
 	c.send(f)
-	a = h.asked(t)
+	h.asked(t)
 	if f := c.next(wire.ToolResult); *f.OK || !f.Denied {
 		t.Errorf("%+v", f)
 	}

@@ -58,6 +58,7 @@ func (l *link) send(f wire.Frame) {
 		l.d.o.Log.Error("a frame was not sent", "type", f.Type, "error", err)
 		return
 	}
+	l.d.o.Log.Debug("a frame goes", "type", f.Type, "ref", said(f.Ref))
 	l.sendRaw(raw)
 }
 
@@ -238,6 +239,7 @@ func (l *link) serve(ctx context.Context) (lost, bool) {
 			l.d.o.Log.Warn("a frame of the relay was not understood", "error", err)
 			continue
 		}
+		l.d.o.Log.Debug("a frame came", "type", said(f.Type), "ref", said(f.Ref))
 		switch f.Type {
 		case wire.Ready:
 			l.onReady(f, wasReady)

@@ -93,8 +93,7 @@ func (s *server) tool(m Manifest, id string, from *mcp.Tool) (*Tool, error) {
 	return &Tool{
 		ToolInfo: wire.ToolInfo{Name: exportedName(m.Name, from.Name), Desc: desc, Schema: raw, Requires: m.Requires},
 		Plugin:   m.Name, Hint: m.SummaryHint, Timeout: m.timeout(), Digest: hex.EncodeToString(sum[:]), Remote: from.Name, schema: schema,
-		run:      func(ctx context.Context, c Call) Result { return s.call(ctx, from.Name, c) },
-		describe: "tool " + oneLine(from.Name) + " of the MCP server " + m.Name,
+		run: func(ctx context.Context, c Call) Result { return s.call(ctx, from.Name, c) },
 	}, nil
 }
 

@@ -37,18 +37,14 @@ type Problem struct {
 // Tool is something that can be called.
 type Tool struct {
 	wire.ToolInfo
-	Plugin   string        // the directory it comes from
-	Hint     string        // the argument that says best what a call does
-	Timeout  time.Duration // the longest that a call may take
-	Digest   string        // the identity of its definition
-	Remote   string        // the name that an MCP server has for it
-	schema   *wire.Schema
-	run      func(context.Context, Call) Result
-	describe string // what runs, for the owner
+	Plugin  string        // the directory it comes from
+	Hint    string        // the argument that says best what a call does
+	Timeout time.Duration // the longest that a call may take
+	Digest  string        // the identity of its definition
+	Remote  string        // the name that an MCP server has for it
+	schema  *wire.Schema
+	run     func(context.Context, Call) Result
 }
-
-// Describe says in a few words what a call starts.
-func (t *Tool) Describe() string { return t.describe }
 
 // Check is what is wrong with canonical arguments, or nil.
 func (t *Tool) Check(args json.RawMessage) error { return t.schema.Check(args) }
@@ -178,7 +174,6 @@ func (r Root) load(ctx context.Context, name, dir string, env []string, path str
 	return loaded{tools: []*Tool{{
 		ToolInfo: wire.ToolInfo{Name: name, Desc: m.Description, Schema: m.Schema, Requires: m.Requires},
 		Plugin:   name, Hint: m.SummaryHint, Timeout: m.timeout(), Digest: id, schema: schema, run: p.run,
-		describe: strings.Join(argv, " "),
 	}}}
 }
 

@@ -217,6 +217,7 @@ func TestLongArgumentsMustBeSeen(t *testing.T) {
 	if a.Outcome().State != approval.Allowed {
 		t.Errorf("%+v", a.Outcome())
 	}
+	p.waitFor("> yes\n")
 	golden(t, "session-long", p.sees())
 }
 
