@@ -58,6 +58,9 @@ func subscription(fails string, hours, life int) []string {
 	}
 }
 
+// paired is a device that is not there.
+const paired = `INSERT INTO devices (name, token_hash, paired_at) VALUES ('laptop', x'00', 1700000000000)`
+
 // target configures a wake-up target with this credential.
 func target(i *installation, mode os.FileMode, content string) {
 	file := filepath.Join(i.dir, "credential.json")
@@ -209,6 +212,12 @@ var waysToBreak = []broken{
 		i.set("hosts", []object{{"id": "box", "name": "Box", "transport": "ssh", "target": "ssh://nobody@127.0.0.1:1", "allowedRoots": []string{"/srv"}, "remoteStateDir": "/srv/relay"}})
 	}, "", Fail, "sshd runs there"},
 	{"agents.daemon", "nothing listens", func(i *installation) { i.set("upstreamUrl", "http://127.0.0.1:1"); i.serve() }, "", Warn, "Start Paseo"},
+	{"devices.link", "no websockets", func(i *installation) {
+		i.exec(paired)
+		i.front = before(func(r *http.Request) { r.Header.Del("Upgrade") })
+		i.serve()
+	}, "", Fail, "proxy_http_version 1.1"},
+	{"devices.connected", "away", func(i *installation) { i.exec(paired); i.serve() }, "", Warn, "device status"},
 	{"direct.projects", "no directory", func(i *installation) { i.must(os.Remove(filepath.Join(i.dir, "project"))) }, "", Fail, "Make the directory"},
 	{"direct.projects", "outside of the roots", func(i *installation) { i.set("allowedRoots", []string{"/srv"}); i.serve() }, "", Fail, "allowedRoots"},
 	{"direct.programs", "not installed", func(i *installation) { withProgram(i, "no-such-program") }, "", Fail, "Install it"},

@@ -189,7 +189,7 @@ func one(f finding) []finding { return []finding{f} }
 
 // checks is every check, in the order of the report.
 func checks() []check {
-	return slices.Concat(stateChecks(), gatewayChecks(), publicChecks(), oauthChecks(), hostChecks(), directChecks(), eventChecks(), backupChecks(), serviceChecks())
+	return slices.Concat(stateChecks(), gatewayChecks(), publicChecks(), oauthChecks(), hostChecks(), deviceChecks(), directChecks(), eventChecks(), backupChecks(), serviceChecks())
 }
 
 // IDs are the ids of all checks, those of clients last.

@@ -36,7 +36,7 @@ func TestHealthyInstallation(t *testing.T) {
 		case x.ID == "client.connected": // nobody has, which is said
 		case x.Status == Warn || x.Status == Fail:
 			t.Errorf("%s %s: %s", x.Status, x.ID, x.Evidence)
-		case x.Status == Skip && !slices.Contains([]string{"hosts.ssh", "agents.daemon", "events.subscriptions", "wake.targets"}, x.ID):
+		case x.Status == Skip && !slices.Contains([]string{"hosts.ssh", "agents.daemon", "events.subscriptions", "wake.targets", "devices.connected"}, x.ID):
 			t.Errorf("%s was skipped: %s", x.ID, x.Evidence)
 		}
 		if x.Why == "" || x.Evidence == "" {
@@ -190,7 +190,7 @@ func TestIDsAreStable(t *testing.T) {
 		"config.file", "config.mode", "config.testmode", "state.dir", "state.filesystem", "state.space", "store.schema", "store.wal", "store.integrity",
 		"owner.password", "sealing.key", "owners.foreign", "gateway.running", "gateway.version", "gateway.ready", "gateway.port", "clock.steps",
 		"public.url", "public.dns", "public.tls", "public.reach", "public.headers", "public.body", "public.stream", "public.discovery", "clock.skew",
-		"oauth.roundtrip", "hosts.ssh", "agents.daemon", "direct.projects", "direct.programs", "direct.path", "commands.killmode", "commands.logind",
+		"oauth.roundtrip", "hosts.ssh", "agents.daemon", "devices.link", "devices.connected", "direct.projects", "direct.programs", "direct.path", "commands.killmode", "commands.logind",
 		"events.subscriptions", "events.deliveries", "wake.targets", "backup.age", "backup.newest", "service.unit", "service.linger",
 		"client.address", "client.challenge", "client.metadata", "client.registration", "client.connected",
 	}

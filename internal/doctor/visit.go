@@ -18,6 +18,7 @@ import (
 
 	"agentrelay/internal/admin"
 	"agentrelay/internal/config"
+	"agentrelay/internal/devices"
 	"agentrelay/internal/events"
 	"agentrelay/internal/gateway"
 	"agentrelay/internal/oauth"
@@ -84,6 +85,7 @@ type inventory struct {
 	subscriptions []events.SubscriptionInfo
 	targets       []events.TargetInfo
 	dead          []events.DeliveryInfo
+	devices       []devices.Paired
 	missing       []string // programs of registered commands
 	path          string   // of commands
 	err           error
@@ -252,7 +254,7 @@ func (v *visit) read() (out inventory) {
 		defer conn.Close()
 	}
 	out.owners = map[string]int{}
-	out.err = errors.Join(out.readClients(ctx, conn), out.readPeers(ctx, conn), out.readEvents(ctx, conn), out.readPrograms(ctx, conn, v.config))
+	out.err = errors.Join(out.readClients(ctx, conn), out.readPeers(ctx, conn), out.readEvents(ctx, conn), out.readDevices(ctx, conn), out.readPrograms(ctx, conn, v.config))
 	return out
 }
 
@@ -303,6 +305,12 @@ func (out *inventory) readEvents(ctx context.Context, conn *admin.Conn) error {
 	}
 	dead, err := admin.ListDeliveries.Call(ctx, conn, admin.DeliveriesIn{Dead: true, Limit: &limit})
 	out.dead = dead.Deliveries
+	return err
+}
+
+func (out *inventory) readDevices(ctx context.Context, conn *admin.Conn) error {
+	all, err := admin.ListDevices.Call(ctx, conn, admin.None{})
+	out.devices = all.Devices
 	return err
 }
 
