@@ -6,7 +6,6 @@ import "agentrelay/internal/fault"
 var (
 	noCapability  = fault.Kind{Code: "capability_missing", Hint: "Use the peer-agent program, which sends the agent's capability. Nothing was done."}
 	badCapability = fault.Kind{Code: "capability_refused", Hint: "Nothing was done. Ask the owner: gateway agents list shows whether the agent was revoked, and gateway agents adopt gives it a new capability."}
-	notOwnPeer    = fault.Kind{Code: "not_own_peer", Hint: "Use your own peer: peer-agent register makes it or shows it. list_peers shows the others, to which you can write."}
 	noDispatch    = fault.Kind{Code: "no_dispatch", Hint: "No chat waits for messages of this agent. To write to a peer use peer-agent send; peer-agent peers shows them."}
 	unknownRoute  = fault.Kind{Code: "unknown_route", Hint: "The peer-agent program is of another version than the gateway: ask the owner to run gateway hosts install for this host."}
 	tooLarge      = fault.Kind{Code: "request_too_large", Hint: "Send less in one request: 64 KiB are taken. A message has at most 8192 characters."}
@@ -27,7 +26,7 @@ var (
 // mailbox reach agents unchanged.
 func Kinds() []fault.Kind {
 	return []fault.Kind{
-		noCapability, badCapability, notOwnPeer, noDispatch, unknownRoute, tooLarge, unreadable, tooFast,
+		noCapability, badCapability, noDispatch, unknownRoute, tooLarge, unreadable, tooFast,
 		notPrivate, UnknownAgent, AgentRevoked, AgentTaken,
 	}
 }

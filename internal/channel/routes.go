@@ -10,7 +10,6 @@ import (
 	"agentrelay/internal/fault"
 	"agentrelay/internal/mailbox"
 	"agentrelay/internal/principal"
-	"agentrelay/internal/store"
 	"agentrelay/internal/tool"
 )
 
@@ -34,28 +33,34 @@ var routes = map[string]route{
 	messageRoute:         {},
 }
 
-// native is what the tools do for an agent: those that show mail show that of the
-// present generation of its peer.
+// native is what the tools do for an agent: all but the directory in the name of a
+// peer of its own, which the mailbox sees to.
 func native(box *mailbox.Service) map[string]tool.Call {
 	type who = principal.Principal
 	return map[string]tool.Call{
-		"register_peer": tool.Calls(box.RegisterPeer),
-		"list_peers":    tool.Calls(box.ListPeers),
-		"stop_peer":     tool.Calls(box.StopPeer),
+		"list_peers": tool.Calls(box.ListPeers),
+		"register_peer": tool.Calls(func(ctx context.Context, who who, in mailbox.RegisterPeerIn) (mailbox.RegisterPeerOut, error) {
+			in.Agent = agentOf(ctx)
+			return box.RegisterPeer(ctx, who, in)
+		}),
+		"stop_peer": tool.Calls(func(ctx context.Context, who who, in mailbox.StopPeerIn) (mailbox.StopPeerOut, error) {
+			in.Agent = agentOf(ctx)
+			return box.StopPeer(ctx, who, in)
+		}),
 		"send_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.SendPeerMessageIn) (mailbox.SendPeerMessageOut, error) {
-			in.OwnGeneration = true
+			in.Agent = agentOf(ctx)
 			return box.SendPeerMessage(ctx, who, in)
 		}),
 		"list_peer_messages": tool.Calls(func(ctx context.Context, who who, in mailbox.ListPeerMessagesIn) (mailbox.ListPeerMessagesOut, error) {
-			in.OwnGeneration = true
+			in.Agent = agentOf(ctx)
 			return box.ListPeerMessages(ctx, who, in)
 		}),
 		"get_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.GetPeerMessageIn) (mailbox.GetPeerMessageOut, error) {
-			in.OwnGeneration = true
+			in.Agent = agentOf(ctx)
 			return box.GetPeerMessage(ctx, who, in)
 		}),
 		"ack_peer_message": tool.Calls(func(ctx context.Context, who who, in mailbox.AckPeerMessageIn) (mailbox.AckPeerMessageOut, error) {
-			in.OwnGeneration = true
+			in.Agent = agentOf(ctx)
 			return box.AckPeerMessage(ctx, who, in)
 		}),
 	}
@@ -83,8 +88,8 @@ func (r route) complete(who Caller, raw json.RawMessage) json.RawMessage {
 	return append(out, rest...)
 }
 
-// restrict refuses what an agent may not do in the name of the peer it names.
-func (s *Server) restrict(ctx context.Context, who Caller, toolName string, arguments json.RawMessage) error {
+// restrict refuses arguments that an agent may not give.
+func restrict(who Caller, toolName string, arguments json.RawMessage) error {
 	r := routes[toolName]
 	if r.own == "" {
 		return nil
@@ -97,24 +102,10 @@ func (s *Server) restrict(ctx context.Context, who Caller, toolName string, argu
 		return fault.InvalidArguments.New("An agent registers itself alone: kind is local, hostId and agentId are its own.").
 			WithHint("Leave kind, hostId and agentId out.")
 	}
-	peerID, ok := given[r.own].(string)
-	if !ok {
+	if _, ok := given[r.own].(string); !ok {
 		return fault.InvalidArguments.Newf("%s is required here: an agent reads in its own name.", r.own)
 	}
-	var bound, found bool
-	err := store.Read(ctx, s.o.Store, func(q *store.Reader) (err error) {
-		bound, found, err = mailbox.Lookup{}.Bound(q, who.Owner, peerID, who.HostID, who.AgentID)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case bound, r.registers && !found:
-		return nil
-	case r.registers:
-		return notOwnPeer.New("This peerId is or was another's, and mail for that one may still come.").WithHint("Register under another peerId.")
-	}
-	return notOwnPeer.Newf("%s names no peer of this agent.", r.own)
+	return nil
 }
 
 // messageRoute is the name of the one route that is no tool of the mailbox.
@@ -158,6 +149,13 @@ func (s *Server) messageTool() tool.Tool {
 			return s.o.Dispatches.Message(ctx, from, in)
 		}),
 	}
+}
+
+// agentOf is the caller as the mailbox knows it. A call that came without one has
+// no peer.
+func agentOf(ctx context.Context) *mailbox.Agent {
+	who, _ := ctx.Value(callerKey{}).(Caller)
+	return &mailbox.Agent{HostID: who.HostID, AgentID: who.AgentID}
 }
 
 type callerKey struct{}

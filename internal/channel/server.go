@@ -252,7 +252,7 @@ func (s *Server) do(ctx context.Context, who Caller, t *tool.Tool, raw json.RawM
 	if err != nil {
 		return nil, err
 	}
-	if err := s.restrict(ctx, who, t.Name, arguments); err != nil {
+	if err := restrict(who, t.Name, arguments); err != nil {
 		return nil, err
 	}
 	return t.Call(withCaller(ctx, who), p, arguments)
@@ -296,7 +296,7 @@ func status(e *fault.Error) int {
 		kind   fault.Kind
 		status int
 	}{
-		{noCapability, http.StatusUnauthorized}, {badCapability, http.StatusForbidden}, {notOwnPeer, http.StatusForbidden},
+		{noCapability, http.StatusUnauthorized}, {badCapability, http.StatusForbidden}, {mailbox.NotOwnPeer, http.StatusForbidden},
 		{unknownRoute, http.StatusNotFound}, {tooLarge, http.StatusRequestEntityTooLarge}, {unreadable, http.StatusRequestTimeout},
 		{tooFast, http.StatusTooManyRequests}, {fault.Internal, http.StatusInternalServerError}, {fault.Unavailable, http.StatusServiceUnavailable},
 	} {

@@ -187,15 +187,15 @@ func TestAChatAndANativeAgent(t *testing.T) {
 		t.Errorf("%+v, %v", prompts, err)
 	}
 	who := channel.Caller{HostID: local.ID(), AgentID: agentID, Owner: "local-owner:shared"}.Principal()
-	own := "builder"
-	read, err := c.mailbox.GetPeerMessage(t.Context(), who, mailbox.GetPeerMessageIn{MessageID: id, PeerID: &own, OwnGeneration: true})
+	own, me := "builder", &mailbox.Agent{HostID: local.ID(), AgentID: agentID}
+	read, err := c.mailbox.GetPeerMessage(t.Context(), who, mailbox.GetPeerMessageIn{MessageID: id, PeerID: &own, Agent: me})
 	if err != nil || read.Message.Text != "Please look." {
 		t.Fatalf("%+v, %v", read, err)
 	}
 	if _, err := c.mailbox.SendPeerMessage(t.Context(), who, mailbox.SendPeerMessageIn{MessageID: uuid.NewString(), FromPeerID: own, ToPeerID: "chat", Text: "Looked.", InReplyTo: &id}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.mailbox.AckPeerMessage(t.Context(), who, mailbox.AckPeerMessageIn{MessageID: id, PeerID: own, OwnGeneration: true}); err != nil {
+	if _, err := c.mailbox.AckPeerMessage(t.Context(), who, mailbox.AckPeerMessageIn{MessageID: id, PeerID: own, Agent: me}); err != nil {
 		t.Fatal(err)
 	}
 	inbox := c.ask("list_peer_messages", map[string]any{"peerId": "chat"})

@@ -17,11 +17,11 @@ type inbox struct {
 	limit            int
 	after            int64 // message row
 	wait             time.Duration
-	ownGeneration    bool
+	agent            *Agent
 }
 
 func checkList(owner string, in ListPeerMessagesIn) (inbox, error) {
-	l := inbox{owner: owner, peerID: in.PeerID, includeProcessed: in.IncludeProcessed, ownGeneration: in.OwnGeneration}
+	l := inbox{owner: owner, peerID: in.PeerID, includeProcessed: in.IncludeProcessed, agent: in.Agent}
 	if err := checkID("peerId", in.PeerID); err != nil {
 		return l, err
 	}
@@ -45,7 +45,7 @@ func checkList(owner string, in ListPeerMessagesIn) (inbox, error) {
 
 func (l inbox) scope() scope {
 	processed := l.includeProcessed || l.threadID != "" // a thread shows them anyway
-	return scope{"list_peer_messages", l.owner, l.peerID, l.threadID, fmt.Sprint(processed, l.ownGeneration)}
+	return scope{"list_peer_messages", l.owner, l.peerID, l.threadID, fmt.Sprint(processed, l.agent != nil)}
 }
 
 // ListPeerMessages answers a page of a peer's inbox, oldest first: what is
@@ -76,12 +76,12 @@ func (s *Service) ListPeerMessages(ctx context.Context, who principal.Principal,
 func (s *Service) page(ctx context.Context, l inbox) (page ListPeerMessagesOut, p peerRow, err error) {
 	page.Messages = []Entry{}
 	err = store.Read(ctx, s.store, func(r *store.Reader) error {
-		if p, err = knownPeer(r, l.owner, l.peerID, "peerId"); err != nil {
+		if p, err = ownPeer(r, l.agent, l.owner, l.peerID, "peerId"); err != nil {
 			return err
 		}
 		after := l.after
 		page.UnprocessedCount = p.unprocessed
-		if l.ownGeneration {
+		if l.agent != nil {
 			after, page.UnprocessedCount = max(after, p.generationFrom), p.unprocessedOfGeneration
 		}
 		query, key := listUnprocessed, p.id

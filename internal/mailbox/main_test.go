@@ -80,6 +80,20 @@ func (b *box) register(ids ...string) {
 	}
 }
 
+// everyAgent is an owner of all agents there could be.
+type everyAgent struct{}
+
+func (everyAgent) HostIDs() []string { return nil }
+
+func (everyAgent) OwnsAgent(store.Querier, string, string, string) (bool, error) { return true, nil }
+
+// registerAgent adds a peer that is bound to the agent of the same id.
+func (b *box) registerAgent(id string) *mailbox.Agent {
+	b.t.Helper()
+	out := must(b.RegisterPeer(b.t.Context(), b.who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Local, AgentID: &id}))(b.t)
+	return &mailbox.Agent{HostID: out.Peer.HostID, AgentID: out.Peer.AgentID}
+}
+
 func (b *box) send(from, to, text string, inReplyTo ...string) mailbox.SendPeerMessageOut {
 	b.t.Helper()
 	in := mailbox.SendPeerMessageIn{MessageID: uuid.NewString(), FromPeerID: from, ToPeerID: to, Text: text}

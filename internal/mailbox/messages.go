@@ -53,7 +53,7 @@ func (s *Service) GetPeerMessage(ctx context.Context, who principal.Principal, i
 // get reads a message for GetPeerMessage; reader is the peer of peerId, if any.
 func (s *Service) get(q store.Querier, owner, id string, in GetPeerMessageIn) (out GetPeerMessageOut, reader peerRow, err error) {
 	if in.PeerID != nil {
-		if reader, err = knownPeer(q, owner, *in.PeerID, "peerId"); err != nil {
+		if reader, err = ownPeer(q, in.Agent, owner, *in.PeerID, "peerId"); err != nil {
 			return out, reader, err
 		}
 	}
@@ -62,7 +62,7 @@ func (s *Service) get(q store.Querier, owner, id string, in GetPeerMessageIn) (o
 		return out, reader, err
 	}
 	if in.PeerID != nil {
-		if in.OwnGeneration && m.outside(reader) {
+		if in.Agent != nil && m.outside(reader) {
 			return out, reader, UnknownMessage.New("messageId names no message of this peer's present generation.")
 		}
 		if m.to != reader.id && m.from != reader.id {
@@ -90,7 +90,7 @@ func (s *Service) AckPeerMessage(ctx context.Context, who principal.Principal, i
 		return AckPeerMessageOut{}, err
 	}
 	return store.Write(ctx, s.store, func(tx *store.Tx) (AckPeerMessageOut, error) {
-		p, err := knownPeer(tx, who.Owner, in.PeerID, "peerId")
+		p, err := ownPeer(tx, in.Agent, who.Owner, in.PeerID, "peerId")
 		if err != nil {
 			return AckPeerMessageOut{}, err
 		}
@@ -98,7 +98,7 @@ func (s *Service) AckPeerMessage(ctx context.Context, who principal.Principal, i
 		if err != nil {
 			return AckPeerMessageOut{}, err
 		}
-		if in.OwnGeneration && m.outside(p) {
+		if in.Agent != nil && m.outside(p) {
 			return AckPeerMessageOut{}, UnknownMessage.New("messageId names no message of this peer's present generation.")
 		}
 		if m.to != p.id {

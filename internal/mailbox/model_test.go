@@ -179,7 +179,7 @@ func (s *subject) someMessage() *modelMessage {
 
 func (s *subject) register(t *rapid.T) {
 	id := modelPeers.Draw(t, "peer")
-	out, err := s.RegisterPeer(context.Background(), s.who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Chat})
+	out, err := s.RegisterPeer(context.Background(), s.who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Local, AgentID: &id})
 	s.verdict("register", err, allowed)
 	p := s.model.peers[id]
 	if out.Created != (p == nil) {
@@ -406,7 +406,7 @@ func (s *subject) agreeList(peer, which string) {
 	case "all":
 		s.view(mailbox.ListPeerMessagesIn{PeerID: peer, IncludeProcessed: true}, s.model.view(to), len(waiting))
 	case "own":
-		s.view(mailbox.ListPeerMessagesIn{PeerID: peer, OwnGeneration: true}, own, len(own))
+		s.view(mailbox.ListPeerMessagesIn{PeerID: peer, Agent: &mailbox.Agent{HostID: "local", AgentID: peer}}, own, len(own))
 	}
 }
 
@@ -428,7 +428,7 @@ const checksUnderRace = 10
 
 func TestTheMailboxIsItsModel(t *testing.T) {
 	limits := mailbox.Limits{PairPerHour: 12, OwnerPerHour: 25}
-	b := newBox(t, mailbox.Options{Limits: limits})
+	b := newBox(t, mailbox.Options{Limits: limits, Agents: everyAgent{}})
 	var owners atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		n := owners.Add(1)
@@ -439,7 +439,7 @@ func TestTheMailboxIsItsModel(t *testing.T) {
 		c.who = principal.Principal{Owner: fmt.Sprint("local-owner:", n), ClientID: "client"}
 		s := &subject{&model{limits: limits, peers: map[string]*modelPeer{}, budgets: map[string]modelBudget{}}, &c, t}
 		for _, id := range []string{"a", "b"} {
-			must(c.RegisterPeer(context.Background(), c.who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Chat}))(c.t)
+			must(c.RegisterPeer(context.Background(), c.who, mailbox.RegisterPeerIn{PeerID: id, Kind: mailbox.Local, AgentID: &id}))(c.t)
 			s.model.peers[id] = &modelPeer{generation: 1}
 		}
 		t.Repeat(map[string]func(*rapid.T){

@@ -79,6 +79,8 @@ func (s *Service) RegisterPeer(ctx context.Context, who principal.Principal, in 
 		switch {
 		case !found:
 			err = s.createPeer(tx, who, r)
+		case in.Agent != nil && !in.Agent.has(p):
+			err = NotOwnPeer.New("This peerId is or was another's, and mail for that one may still come.").WithHint("Register under another peerId.")
 		case p.stopped():
 			err = s.restartPeer(tx, who, p, r)
 		case p.boundAs(r):
@@ -187,7 +189,7 @@ func (s *Service) StopPeer(ctx context.Context, who principal.Principal, in Stop
 		return StopPeerOut{}, err
 	}
 	return store.Write(ctx, s.store, func(tx *store.Tx) (StopPeerOut, error) {
-		p, err := knownPeer(tx, who.Owner, in.PeerID, "peerId")
+		p, err := ownPeer(tx, in.Agent, who.Owner, in.PeerID, "peerId")
 		if err != nil {
 			return StopPeerOut{}, err
 		}

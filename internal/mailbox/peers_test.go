@@ -131,8 +131,9 @@ func TestAPeerKeepsItsKindAndBindingWhileActive(t *testing.T) {
 }
 
 func TestStopAndRegisterBeginsAGeneration(t *testing.T) {
-	b := newBox(t, mailbox.Options{})
-	b.register("a", "b")
+	b := newBox(t, mailbox.Options{Agents: everyAgent{}})
+	b.register("a")
+	me := b.registerAgent("b")
 	old := b.send("a", "b", "for the first generation")
 	stopped := b.stop("b")
 	if stopped.AlreadyStopped || stopped.Peer.State != mailbox.Stopped || stopped.Peer.Notification.Path != mailbox.None {
@@ -148,7 +149,7 @@ func TestStopAndRegisterBeginsAGeneration(t *testing.T) {
 	if got := b.get(old.Message.MessageID, "b").Message; got.ReadAt.IsZero() {
 		t.Error("a stopped peer can't read its mail")
 	}
-	b.register("b")
+	b.registerAgent("b")
 	if p := b.peer("b"); p.Generation != 2 || p.State != mailbox.Active || p.UnprocessedCount != 1 {
 		t.Errorf("registered again: %+v", p)
 	}
@@ -162,29 +163,69 @@ func TestStopAndRegisterBeginsAGeneration(t *testing.T) {
 		t.Errorf("the inbox is %v (%d)", got, all.UnprocessedCount)
 	}
 	for _, in := range []mailbox.ListPeerMessagesIn{{}, {IncludeProcessed: true}, {ThreadID: &fresh.Message.ThreadID}} {
-		in.PeerID, in.OwnGeneration = "b", true
+		in.PeerID, in.Agent = "b", me
 		own := b.list(in)
 		if got := idsOf(own.Messages); !slices.Equal(got, []string{fresh.Message.MessageID}) || own.UnprocessedCount != 1 {
 			t.Errorf("the native agent sees %v (%d) with %+v", got, own.UnprocessedCount, in)
 		}
 	}
-	_, err := b.GetPeerMessage(t.Context(), b.who, mailbox.GetPeerMessageIn{MessageID: old.Message.MessageID, PeerID: new("b"), OwnGeneration: true})
+	_, err := b.GetPeerMessage(t.Context(), b.who, mailbox.GetPeerMessageIn{MessageID: old.Message.MessageID, PeerID: new("b"), Agent: me})
 	refused(t, err, mailbox.UnknownMessage)
-	_, err = b.AckPeerMessage(t.Context(), b.who, mailbox.AckPeerMessageIn{MessageID: old.Message.MessageID, PeerID: "b", OwnGeneration: true})
+	_, err = b.AckPeerMessage(t.Context(), b.who, mailbox.AckPeerMessageIn{MessageID: old.Message.MessageID, PeerID: "b", Agent: me})
 	refused(t, err, mailbox.UnknownMessage)
 	answer := sendIn("b", "a", "x")
-	answer.InReplyTo, answer.OwnGeneration = &old.Message.MessageID, true
+	answer.InReplyTo, answer.Agent = &old.Message.MessageID, me
 	_, err = b.SendPeerMessage(t.Context(), b.who, answer)
 	refused(t, err, mailbox.UnknownMessage)
 
 	b.ack(old.Message.MessageID, "b")
-	if got := b.list(mailbox.ListPeerMessagesIn{PeerID: "b", OwnGeneration: true}); got.UnprocessedCount != 1 {
+	if got := b.list(mailbox.ListPeerMessagesIn{PeerID: "b", Agent: me}); got.UnprocessedCount != 1 {
 		t.Errorf("old mail counted for this generation: %d", got.UnprocessedCount)
 	}
 	b.ack(fresh.Message.MessageID, "b")
-	if got := b.list(mailbox.ListPeerMessagesIn{PeerID: "b", OwnGeneration: true}); got.UnprocessedCount != 0 {
+	if got := b.list(mailbox.ListPeerMessagesIn{PeerID: "b", Agent: me}); got.UnprocessedCount != 0 {
 		t.Errorf("%d of this generation left", got.UnprocessedCount)
 	}
+}
+
+// TestAnAgentHasItsOwnPeers: what names another's peer is refused, and so is a page
+// that was waited for while the peer became another's.
+func TestAnAgentHasItsOwnPeers(t *testing.T) {
+	b := newBox(t, mailbox.Options{Agents: everyAgent{}})
+	b.register("chat")
+	me := b.registerAgent("mine")
+	b.registerAgent("theirs")
+	stored := b.send("theirs", "chat", "x").Message
+	for _, id := range []string{"chat", "theirs", "nobody"} {
+		_, err := b.ListPeerMessages(t.Context(), b.who, mailbox.ListPeerMessagesIn{PeerID: id, Agent: me})
+		refused(t, err, mailbox.NotOwnPeer)
+		_, err = b.GetPeerMessage(t.Context(), b.who, mailbox.GetPeerMessageIn{MessageID: stored.MessageID, PeerID: &id, Agent: me})
+		refused(t, err, mailbox.NotOwnPeer)
+		_, err = b.AckPeerMessage(t.Context(), b.who, mailbox.AckPeerMessageIn{MessageID: stored.MessageID, PeerID: id, Agent: me})
+		refused(t, err, mailbox.NotOwnPeer)
+		_, err = b.StopPeer(t.Context(), b.who, mailbox.StopPeerIn{PeerID: id, Agent: me})
+		refused(t, err, mailbox.NotOwnPeer)
+		in := sendIn(id, "mine", "x")
+		in.Agent = me
+		_, err = b.SendPeerMessage(t.Context(), b.who, in)
+		refused(t, err, mailbox.NotOwnPeer)
+	}
+	repeat := mailbox.SendPeerMessageIn{MessageID: stored.MessageID, FromPeerID: "theirs", ToPeerID: "chat", Text: "x", Agent: me}
+	_, err := b.SendPeerMessage(t.Context(), b.who, repeat)
+	refused(t, err, mailbox.NotOwnPeer)
+	b.stop("theirs")
+	_, err = b.RegisterPeer(t.Context(), b.who, mailbox.RegisterPeerIn{PeerID: "theirs", Kind: mailbox.Local, AgentID: new("mine"), Agent: me})
+	refused(t, err, mailbox.NotOwnPeer)
+
+	waited := make(chan error, 1)
+	go func() {
+		_, err := b.ListPeerMessages(t.Context(), b.who, mailbox.ListPeerMessagesIn{PeerID: "mine", WaitMs: new(20000), Agent: me})
+		waited <- err
+	}()
+	b.stop("mine")
+	b.register("mine")
+	b.send("chat", "mine", "for the chat alone")
+	refused(t, <-waited, mailbox.NotOwnPeer)
 }
 
 func TestAnOwnerHas512PeersForEver(t *testing.T) {

@@ -19,11 +19,11 @@ type newMessage struct {
 	text                string
 	textLength          int
 	inReplyTo           string // '' for the first message of a thread
-	ownGeneration       bool
+	agent               *Agent
 }
 
 func checkSend(in SendPeerMessageIn) (newMessage, error) {
-	m := newMessage{from: in.FromPeerID, to: in.ToPeerID, text: in.Text, ownGeneration: in.OwnGeneration}
+	m := newMessage{from: in.FromPeerID, to: in.ToPeerID, text: in.Text, agent: in.Agent}
 	var err error
 	if m.messageID, err = lowerUUID("messageId", in.MessageID); err != nil {
 		return m, err
@@ -60,6 +60,11 @@ func (s *Service) SendPeerMessage(ctx context.Context, who principal.Principal, 
 		return SendPeerMessageOut{}, err
 	}
 	return store.Write(ctx, s.store, func(tx *store.Tx) (SendPeerMessageOut, error) {
+		if m.agent != nil {
+			if _, err := ownPeer(tx, m.agent, who.Owner, m.from, "fromPeerId"); err != nil {
+				return SendPeerMessageOut{}, err
+			}
+		}
 		var used bool
 		if err := tx.QueryRow(`SELECT EXISTS (SELECT 1 FROM mailbox_messages WHERE owner = ? AND message_id = ?)`, who.Owner, m.messageID).Scan(&used); err != nil {
 			return SendPeerMessageOut{}, fmt.Errorf("looking for a messageId: %w", err)
@@ -163,7 +168,7 @@ func placeOfReply(tx *store.Tx, owner string, m newMessage, from, to peerRow) (p
 	switch {
 	case err != nil:
 		return place{}, err
-	case !found || (m.ownGeneration && o.outside(from)):
+	case !found || (m.agent != nil && o.outside(from)):
 		return place{}, UnknownMessage.New("inReplyTo names no message that this peer can answer.")
 	case o.from != to.id || o.to != from.id:
 		return place{}, ReplyMismatch.Newf("inReplyTo is a message from %s to %s.", o.FromPeerID, o.ToPeerID)

@@ -115,6 +115,9 @@ type RegisterPeerIn struct {
 	DisplayName *string `json:"displayName,omitempty"` // 1..100 code points, no control characters
 	HostID      *string `json:"hostId,omitempty"`      // local peers only; nil is the local host
 	AgentID     *string `json:"agentId,omitempty"`     // local peers only, and required there
+
+	// Agent is the agent that registers, which takes no id that is or was another's.
+	Agent *Agent `json:"-"`
 }
 
 // RegisterPeerOut is the answer of register_peer.
@@ -144,9 +147,8 @@ type SendPeerMessageIn struct {
 	Text       string  `json:"text"`                // 1..8192 code points of valid UTF-8, any of them
 	InReplyTo  *string `json:"inReplyTo,omitempty"` // UUID of a message from ToPeerID to FromPeerID
 
-	// OwnGeneration hides a message to an earlier generation of FromPeerID from
-	// InReplyTo; see [ListPeerMessagesIn].
-	OwnGeneration bool `json:"-"`
+	// Agent is the agent that calls, whose peer FromPeerID must be.
+	Agent *Agent `json:"-"`
 }
 
 // SendPeerMessageOut is the answer of send_peer_message.
@@ -165,10 +167,8 @@ type ListPeerMessagesIn struct {
 	Cursor           *string `json:"cursor,omitempty"`
 	WaitMs           *int    `json:"waitMs,omitempty"` // 0..20000
 
-	// OwnGeneration leaves out what was sent to an earlier generation of the
-	// peer, in the page and in the count. It is set for native agents, by the
-	// channel that serves them, and is no argument of the tool.
-	OwnGeneration bool `json:"-"`
+	// Agent is the agent that calls, whose peer PeerID must be.
+	Agent *Agent `json:"-"`
 }
 
 // ListPeerMessagesOut is the answer of list_peer_messages, oldest first in the
@@ -188,9 +188,8 @@ type GetPeerMessageIn struct {
 	// does not, anybody else is refused. nil marks nothing.
 	PeerID *string `json:"peerId,omitempty"`
 
-	// OwnGeneration hides a message to an earlier generation of PeerID; see
-	// [ListPeerMessagesIn].
-	OwnGeneration bool `json:"-"`
+	// Agent is the agent that calls, whose peer PeerID must be.
+	Agent *Agent `json:"-"`
 }
 
 // GetPeerMessageOut is the answer of get_peer_message.
@@ -205,9 +204,8 @@ type AckPeerMessageIn struct {
 	MessageID string `json:"messageId"`
 	PeerID    string `json:"peerId"` // the recipient itself
 
-	// OwnGeneration hides a message to an earlier generation of PeerID; see
-	// [ListPeerMessagesIn].
-	OwnGeneration bool `json:"-"`
+	// Agent is the agent that calls, whose peer PeerID must be.
+	Agent *Agent `json:"-"`
 }
 
 // AckPeerMessageOut is the answer of ack_peer_message.
@@ -219,6 +217,9 @@ type AckPeerMessageOut struct {
 // StopPeerIn is the arguments of stop_peer.
 type StopPeerIn struct {
 	PeerID string `json:"peerId"`
+
+	// Agent is the agent that calls, whose peer it must be.
+	Agent *Agent `json:"-"`
 }
 
 // StopPeerOut is the answer of stop_peer.
