@@ -1,6 +1,9 @@
 package channel
 
-import "agentrelay/internal/fault"
+import (
+	"agentrelay/internal/fault"
+	"agentrelay/internal/mailbox"
+)
 
 // The refusals of the channel and of the owner's commands about agents.
 var (
@@ -26,7 +29,7 @@ var (
 // mailbox reach agents unchanged.
 func Kinds() []fault.Kind {
 	return []fault.Kind{
-		noCapability, badCapability, noDispatch, unknownRoute, tooLarge, unreadable, tooFast,
+		noCapability, badCapability, mailbox.NotOwnPeer, noDispatch, unknownRoute, tooLarge, unreadable, tooFast,
 		notPrivate, UnknownAgent, AgentRevoked, AgentTaken,
 	}
 }

@@ -17,10 +17,11 @@ var (
 	AlreadyReplied = fault.Kind{Code: "already_replied", Hint: "Read the existing reply with get_peer_message. To add something, reply to the other peer's next message, or send without inReplyTo."}
 	HopLimit       = fault.Kind{Code: "hop_limit", Hint: "Stop here unless a person wants the conversation to go on; then begin a new thread: send without inReplyTo, with what was agreed so far in the text."}
 	RateLimited    = fault.Kind{Code: "rate_limited", Hint: "Wait for the reset time, then repeat the call with the same messageId.", Retryable: true}
-	NotOwnPeer     = fault.Kind{Code: "not_own_peer", Hint: "Use your own peer: peer-agent register makes it or shows it. list_peers shows the others, to which you can write."}
-	InvalidCursor  = fault.InvalidCursor // shared with other lists, so not among Kinds
-	MessagePurged  = fault.Kind{Code: "message_purged", Hint: "The owner removed this message and its text; it was stored and is not sent again. Nothing is left to do for it."}
-	TooManyWaits   = fault.Kind{Code: "too_many_waits", Hint: "There is no mail now. Repeat the call in a few seconds, or without waitMs.", Retryable: true}
+	// NotOwnPeer refuses an agent, so it is among the Kinds of package channel.
+	NotOwnPeer    = fault.Kind{Code: "not_own_peer", Hint: "Use your own peer: peer-agent register makes it or shows it. list_peers shows the others, to which you can write."}
+	InvalidCursor = fault.InvalidCursor // shared with other lists, so not among Kinds
+	MessagePurged = fault.Kind{Code: "message_purged", Hint: "The owner removed this message and its text; it was stored and is not sent again. Nothing is left to do for it."}
+	TooManyWaits  = fault.Kind{Code: "too_many_waits", Hint: "There is no mail now. Repeat the call in a few seconds, or without waitMs.", Retryable: true}
 )
 
 // Kinds lists the refusals of this package for docs/errors.md. Malformed
@@ -28,6 +29,6 @@ var (
 func Kinds() []fault.Kind {
 	return []fault.Kind{
 		UnknownPeer, PeerStopped, SelfMessage, PeerConflict, PeerLimit, AgentNotOwned, UnknownMessage, NotRecipient,
-		ReplyMismatch, AlreadyReplied, HopLimit, RateLimited, MessagePurged, TooManyWaits, NotOwnPeer,
+		ReplyMismatch, AlreadyReplied, HopLimit, RateLimited, MessagePurged, TooManyWaits,
 	}
 }
