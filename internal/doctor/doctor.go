@@ -144,6 +144,10 @@ type check struct {
 // defaultBudget is how long a check has, once what it needs is there.
 const defaultBudget = 15 * time.Second
 
+// maxEvidence bounds what a finding says, in bytes; the longest that is ours is a list
+// of all that is wrong in a config.
+const maxEvidence = 4000
+
 // need is what has to be there before a check makes sense.
 type need int
 
@@ -303,6 +307,9 @@ func (c check) overdue(budget time.Duration) finding {
 func (c check) results(found []finding, took time.Duration) []Result {
 	out := make([]Result, len(found))
 	for i, f := range found {
+		if len(f.evidence) > maxEvidence { // of a proxy that answers with a page
+			f.evidence = strings.ToValidUTF8(f.evidence[:maxEvidence], "") + "…"
+		}
 		if f.status != Pass && !strings.HasSuffix(f.evidence, ".") {
 			f.evidence += "."
 		}

@@ -85,7 +85,7 @@ func install(t *testing.T) *installation {
 	i.must(err)
 	i.issue(nil)
 	i.o = Options{
-		ConfigPath: filepath.Join(dir, "config.json"), Version: "v1", Hold: 1200 * time.Millisecond,
+		ConfigPath: filepath.Join(dir, "config.json"), Version: "v1", Hold: 2 * time.Second,
 		Getenv:   func(name string) string { return map[string]string{"HOME": dir}[name] },
 		Dial:     nobody,
 		Resolver: resolver{netip.MustParseAddr("93.184.215.14")},

@@ -58,7 +58,7 @@ func (h *home) front(change func(http.Handler) http.Handler) doctor.Options {
 	roots.AddCert(s.Certificate())
 	lingers := true
 	return doctor.Options{
-		Hold: time.Second, RootCAs: roots, Resolver: oneAddress{}, FreeBytes: func(string) (uint64, error) { return 50e9, nil },
+		Hold: 2 * time.Second, RootCAs: roots, Resolver: oneAddress{}, FreeBytes: func(string) (uint64, error) { return 50e9, nil },
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
 		},
