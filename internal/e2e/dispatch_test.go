@@ -60,6 +60,7 @@ type daemon struct {
 	version string
 	dir     string
 	listen  string
+	env     []string // further variables
 
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -93,6 +94,7 @@ func localPort(t *testing.T) string {
 func (d *daemon) start() {
 	d.t.Helper()
 	d.cmd = exec.Command(dispatchProgram(d.t, "daemon"), "-dir", d.dir, "-listen", d.listen, "-version", d.version)
+	d.cmd.Env = append(os.Environ(), d.env...)
 	d.cmd.Stderr = os.Stderr
 	stdin, err := d.cmd.StdinPipe()
 	if err != nil {
