@@ -19,6 +19,8 @@ const (
 	// minRun is the least time that a tool gets: with less left of the budget a call
 	// isn't begun.
 	minRun = 5 * time.Second
+	// minAsk is the least time that a human is given: nobody reads faster.
+	minAsk = time.Second
 	// answerTime is kept of the budget for the result's way back.
 	answerTime = time.Second
 	// maxOpen bounds the calls that are open at a time. A relay sends one after the
@@ -120,6 +122,13 @@ func (d *Device) left(c *call) time.Duration {
 	return min(c.deadline.Sub(now), c.deadline.Round(0).Sub(now.Round(0)))
 }
 
+// askTime is how long a question may stand, so that an answer in the last moment
+// leaves time to run.
+func askTime(policy, left time.Duration) time.Duration { return min(policy, left-minRun) }
+
+// runTime is how long a tool may run, so that its result still arrives in time.
+func runTime(tool, left time.Duration) time.Duration { return min(tool, left-answerTime) }
+
 // serve takes a call to its end.
 func (d *Device) serve(c *call) {
 	defer c.cancel(nil)
@@ -186,7 +195,11 @@ func (d *Device) decide(c *call) approval.Outcome {
 		o, _ := c.approval.Allow(c.approval.Question.Hash(), false)
 		return o
 	}
-	within := min(p.Timeout, d.left(c)-minRun)
+	within := askTime(p.Timeout, d.left(c))
+	if within < minAsk {
+		o, _ := c.approval.Decide(approval.Outcome{State: approval.Expired, Why: "too little time was left to ask"})
+		return o
+	}
 	d.phase(c, wire.PhaseApproval, d.o.Now().Add(within))
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
@@ -196,7 +209,7 @@ func (d *Device) decide(c *call) approval.Outcome {
 		answered <- d.o.Sink.Ask(ctx, c.approval)
 	})
 	// A short tick instead of one timer: the machine may sleep meanwhile.
-	tick := time.NewTicker(min(time.Second, max(within/10, time.Millisecond)))
+	tick := time.NewTicker(min(time.Second, within/10))
 	defer tick.Stop()
 	for until := d.o.Now().Add(within); ; {
 		select {
@@ -264,7 +277,7 @@ func (d *Device) stillWanted(c *call) string {
 
 // run runs a call that is allowed and recorded.
 func (d *Device) run(c *call) wire.Frame {
-	limit := min(c.tool.Timeout, d.left(c)-answerTime)
+	limit := runTime(c.tool.Timeout, d.left(c))
 	d.phase(c, wire.PhaseRunning, d.o.Now().Add(limit))
 	res := c.set.Run(c.ctx, c.tool, plugins.Call{
 		Ref: c.frame.Ref, Args: c.args, Jail: d.o.Jail, Timeout: limit,

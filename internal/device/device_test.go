@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"pgregory.net/rapid"
 
 	"agentrelay/internal/device/approval"
+	"agentrelay/internal/device/policy"
 	"agentrelay/internal/devices/wire"
 )
 
@@ -134,12 +136,11 @@ func TestNoAnswerIsADenial(t *testing.T) {
 	if o, won := yes(a); won || o.State != approval.Expired {
 		t.Errorf("%+v %v", o, won)
 	}
-	// With too little left of the budget nobody is asked for long, and nothing begun.
+	// With too little left of the budget nobody is asked.
 	f := theCall("b", "mark", `{}`)
 	f.DeadlineMs = minRun.Milliseconds() + 100
 	c.send(f)
-	h.asked(t)
-	if f := c.next(wire.ToolResult); *f.OK || !f.Denied {
+	if f := c.next(wire.ToolResult); *f.OK || !f.Denied || f.Why != "too little time was left to ask" {
 		t.Errorf("%+v", f)
 	}
 	if n := r.runs(); n != 0 {
@@ -557,4 +558,26 @@ func TestBackoff(t *testing.T) {
 	if got, want := fmt.Sprint(bounds[:8]), "[1s 2s 4s 8s 16s 32s 1m0s 1m0s]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+}
+
+// TestTimesNest: whatever budget, policy and plugin say, a human who answers at any
+// moment of their time leaves the tool at least minRun-answerTime, and the result has
+// answerTime for its way.
+func TestTimesNest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		span := func(name string, most time.Duration) time.Duration {
+			return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
+		}
+		budget := span("budget", wire.CallBudget)
+		ask := askTime(span("policy", policy.MaxTimeout), budget)
+		if ask < minAsk {
+			return // nobody is asked
+		}
+		left := budget - time.Duration(rapid.Float64Range(0, 1).Draw(t, "answered")*float64(ask))
+		tool := span("tool", wire.CallBudget)
+		run := runTime(tool, left)
+		if left < minRun || run < min(tool, minRun-answerTime) || run+answerTime > left {
+			t.Fatalf("budget %v, asked for %v, %v left, runs for %v", budget, ask, left, run)
+		}
+	})
 }

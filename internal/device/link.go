@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -324,6 +325,9 @@ func (l *link) readProblem(err error, silent <-chan string) lost {
 		end.why = "the relay restarts"
 	} else if closed.Reason != "" {
 		end.why += ": " + said(closed.Reason)
+		// Only another process with our token can do that while we read: two that take
+		// the link from each other shall not do it all the time.
+		end.slow = strings.Contains(closed.Reason, "taken over")
 	}
 	return end
 }

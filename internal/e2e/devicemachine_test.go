@@ -190,6 +190,12 @@ func (m *machine) atTerminal(args ...string) *running {
 	if r.keys, err = pty.StartWithSize(r.cmd, &pty.Winsize{Rows: 40, Cols: 80}); err != nil {
 		m.t.Fatal(err)
 	}
+	// Sizing it made it block, and what blocks in a read can't be closed.
+	fd, err := syscall.Dup(int(r.keys.Fd()))
+	if err := errors.Join(err, syscall.SetNonblock(fd, true), r.keys.Close()); err != nil {
+		m.t.Fatal(err)
+	}
+	r.keys = os.NewFile(uintptr(fd), "pty")
 	go func() {
 		_, _ = io.Copy(r, r.keys) // until the terminal is closed
 		_ = r.cmd.Wait()
@@ -202,6 +208,9 @@ func (m *machine) atTerminal(args ...string) *running {
 	r.waitFor("msg=connected", 1)
 	return r
 }
+
+// hangUp closes the window.
+func (r *running) hangUp() error { return r.keys.Close() }
 
 // types answers like somebody who has read the question.
 func (r *running) types(keys string) {

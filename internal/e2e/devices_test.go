@@ -347,3 +347,26 @@ func BenchmarkDeviceCall(b *testing.B) {
 		}
 	})
 }
+
+// TestAClosedWindowEndsTheDevice, although the signal is the one that reloads plugins.
+func TestAClosedWindowEndsTheDevice(t *testing.T) {
+	home, program, _ := buildDevices(t)
+	m := newMachine(t, program, home, "laptop")
+	m.pair()
+	d := m.atTerminal()
+	m.ok("plugins", "install", "run")
+	if out := m.ok("plugins", "reload"); out != "1 tools: run\n" {
+		t.Errorf("%q", out)
+	}
+	if err := d.hangUp(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-d.ended:
+	case <-time.After(deviceWait):
+		t.Fatal("it goes on without anybody who can be asked")
+	}
+	if r := m.run("status"); r.Code != 1 || !strings.Contains(r.Stdout, "the device does not run") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -52,17 +52,27 @@ given. That is a check that file tools make, not a sandbox.`,
 		Args: exact(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.jail = !noJail
-			stdin, ok := a.Stdin.(*os.File)
-			if !ok || !term.IsTerminal(int(stdin.Fd())) {
+			keys, isTerminal := terminal(a.Stdin)
+			screen, isSeen := terminal(a.Stdout)
+			if !isSeen {
+				screen, isSeen = terminal(a.Stderr)
+			}
+			if !isTerminal || !isSeen {
 				return a.serve(cmd.Context(), f, device.Headless{}, a.Stderr)
 			}
-			t := prompt.NewTerminal(stdin, a.Stdout)
+			t := prompt.NewTerminal(keys, screen)
 			return a.serve(cmd.Context(), f, t, t)
 		},
 	}
 	f.add(c)
 	c.Flags().BoolVar(&noJail, "no-jail", false, "let file tools leave the directory")
 	return c
+}
+
+// terminal is a stream that a person sits at, if it is one.
+func terminal(stream any) (*os.File, bool) {
+	f, ok := stream.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
 func (a *app) daemonCommand() *cobra.Command {
@@ -132,6 +142,8 @@ func (a *app) serve(ctx context.Context, f runFlags, sink device.Sink, logTo io.
 
 // live runs a device, answers status, and reloads plugins on SIGHUP.
 func (a *app) live(ctx context.Context, s state.Dir, o device.Options) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -143,8 +155,8 @@ func (a *app) live(ctx context.Context, s state.Dir, o device.Options) error {
 		defer stop()
 	}
 	d.Load(ctx)
-	if _, headless := o.Sink.(device.Headless); !headless {
-		_, _ = io.WriteString(a.Stdout, greeting(d.Status(), o))
+	if t, ok := o.Sink.(*prompt.Terminal); ok {
+		_, _ = io.WriteString(t, greeting(d.Status(), o))
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
@@ -153,7 +165,9 @@ func (a *app) live(ctx context.Context, s state.Dir, o device.Options) error {
 		case err := <-ended:
 			return err
 		case <-hangup:
-			if ctx.Err() == nil {
+			if t, ok := o.Sink.(*prompt.Terminal); ok && t.Gone() {
+				cancel() // the same signal says that the window was closed: nobody can be asked
+			} else if ctx.Err() == nil {
 				d.Load(ctx)
 			}
 		}

@@ -50,7 +50,7 @@ func pieces(s string) []piece {
 		switch {
 		case r >= ' ' && r <= '~':
 			out, marks = append(out, piece{string(r), 1, false}), 0
-		case unicode.Is(unicode.Mn, r) && marks < maxMarks && !invisible(r):
+		case unicode.Is(unicode.Mn, r) && marks < maxMarks && !invisible(r) && !rightToLeft(r):
 			out, marks = append(out, piece{string(r), 0, false}), marks+1
 		case plain(r):
 			out, marks = append(out, piece{string(r), columns(r), false}), 0

@@ -108,7 +108,11 @@ func FuzzScreen(f *testing.F) {
 			text.WriteString(strings.TrimPrefix(strings.TrimPrefix(row, "  | "), "  "))
 		}
 		want := ""
-		for _, p := range pieces(strings.ToValidUTF8(cmd, "\ufffd")) {
+		var sent struct{ Cmd string }
+		if err := json.Unmarshal(args, &sent); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pieces(sent.Cmd) {
 			want += p.text
 		}
 		if !strings.HasPrefix(text.String(), want) {

@@ -59,6 +59,12 @@ func (t *Terminal) Write(p []byte) (int, error) {
 	return t.out.Write(p)
 }
 
+// Gone reports whether the terminal was hung up, as when its window was closed.
+func (t *Terminal) Gone() bool {
+	_, err := unix.IoctlGetTermios(int(t.in.Fd()), getTermios)
+	return err != nil
+}
+
 // Ask shows a question and decides it by a key, unless somebody else does before.
 // It returns when the approval is decided, or at the end of ctx.
 func (t *Terminal) Ask(ctx context.Context, a *approval.Approval) error {

@@ -251,6 +251,9 @@ func TestATerminalThatIsGone(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- p.term.Ask(context.Background(), a) }()
 	p.waitFor("run? ")
+	if p.term.Gone() {
+		t.Error("a terminal that is there is gone")
+	}
 	p.keys.Close()
 	select {
 	case err := <-done:
@@ -259,5 +262,8 @@ func TestATerminalThatIsGone(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("it waits for keys that can't come")
+	}
+	if !p.term.Gone() {
+		t.Error("a terminal that was hung up is there")
 	}
 }
