@@ -135,11 +135,12 @@ func (l *Link) Dial(ctx context.Context, network, address string) (net.Conn, err
 }
 
 // ListenUnix has the host listen on a unix socket and hands its connections to
-// the listener, whose Accept must go on being called until it is closed. The path
-// must be absolute, in a private directory, and not exist: sshd neither replaces
-// nor removes it, so the caller takes a fresh name for each link and sweeps the
-// old. sshd gives it mode 0600. That a server refuses, which it does without a
-// reason, is said with the likely reasons.
+// the listener, which must be closed. Those that are not accepted in time do not
+// hold up the link: some wait, and the others are closed. The path must be
+// absolute, in a private directory, and not exist: sshd neither replaces nor
+// removes it, so the caller takes a fresh name for each link and sweeps the old.
+// sshd gives it mode 0600. That a server refuses, which it does without a reason,
+// is said with the likely reasons.
 func (l *Link) ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return await(ctx, l, func() (net.Listener, error) {
 		inner, err := l.client.ListenUnix(path)
@@ -149,22 +150,48 @@ func (l *Link) ListenUnix(ctx context.Context, path string) (net.Listener, error
 		if err != nil {
 			return nil, err
 		}
-		return &listener{Listener: inner, l: l}, nil
+		n := &listener{Listener: inner, l: l, waiting: make(chan net.Conn, maxWaiting)}
+		go n.take()
+		return n, nil
 	})
 }
+
+// maxWaiting is how many connections of a listener wait to be accepted.
+const maxWaiting = 64
 
 // listener is a socket of the host.
 type listener struct {
 	net.Listener
-	l *Link
+	l       *Link
+	waiting chan net.Conn // closed at the end
+}
+
+// take takes the connections as they come: the whole link would wait for the one
+// that nobody takes.
+func (n *listener) take() {
+	for {
+		inner, err := n.Listener.Accept()
+		if err != nil {
+			break
+		}
+		c := withDeadlines(inner)
+		select {
+		case n.waiting <- c:
+		default:
+			_ = c.Close()
+		}
+	}
+	close(n.waiting)
+	for c := range n.waiting {
+		_ = c.Close()
+	}
 }
 
 // Accept returns the next connection; net.ErrClosed after Close, ErrLost after the
 // loss of the link.
 func (n *listener) Accept() (net.Conn, error) {
-	c, err := n.Listener.Accept()
-	if err == nil {
-		return withDeadlines(c), nil
+	if c, ok := <-n.waiting; ok {
+		return c, nil
 	}
 	if lost := n.l.Err(); lost != nil {
 		return nil, lost

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -319,4 +320,35 @@ func TestTargetThatIsNone(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A socket whose connections nobody accepts holds up nothing else on the link.
+func TestForwardThatNobodyAccepts(t *testing.T) {
+	c, s := setup(t, sshd.Options{})
+	h := newHost(t, c, "ssh://box")
+	l := connect(t, h)
+	path := s.Dir + "/forward"
+	in, err := l.ListenUnix(timeout(t), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	echo(t, l)
+	if err := in.Close(); err != nil {
+		t.Error(err)
+	}
+	for {
+		conn, err := in.Accept()
+		if err != nil {
+			break
+		}
+		_ = conn.Close()
+	}
+	echo(t, l)
 }
