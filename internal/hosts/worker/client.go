@@ -51,6 +51,10 @@ const (
 	// maxBulk is how many whole files are under way at once. OpenSSH allows ten
 	// sessions on a connection, of which the worker is one.
 	maxBulk = 6
+	// defaultStallTimeout is how long a worker may send or take nothing of a whole
+	// file, and for how long it may put one in its place when it has it all. The file
+	// holds space and a turn here until then.
+	defaultStallTimeout = 2 * time.Minute
 	// closeTimeout is how long a worker may take to end by itself.
 	closeTimeout = 5 * time.Second
 )
@@ -75,6 +79,9 @@ func New(o Options) *Client {
 	}
 	if o.protocol == 0 {
 		o.protocol = wire.Protocol
+	}
+	if o.stallTimeout == 0 {
+		o.stallTimeout = defaultStallTimeout
 	}
 	if o.maxDelay == 0 {
 		o.minDelay, o.maxDelay = defaultMinDelay, defaultMaxDelay

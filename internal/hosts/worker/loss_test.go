@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -401,4 +402,54 @@ func TestCancelled(t *testing.T) {
 	if _, err := c.CancelDirectCommand(t.Context(), me(), commands.CancelDirectCommandIn{CommandID: ran.CommandID}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A worker that stops within a file ends the transfer, not only the next one.
+func TestFilesOfAWorkerThatHangs(t *testing.T) {
+	m := newMachine(t)
+	m.write("big", strings.Repeat("x", 20<<20))
+	time.Sleep(30 * time.Millisecond)
+	c := m.open(worker.Hasty)
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old := m.current().processes()[0]
+	t.Cleanup(func() { _ = syscall.Kill(old, syscall.SIGKILL) })
+	stop := func() {
+		if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
+			t.Error(err)
+		}
+	}
+	snap, err := c.Placements().Open(t.Context(), "p", "big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Content.Close()
+	if _, err := io.CopyN(io.Discard, snap.Content, 1000); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if _, err := io.Copy(io.Discard, snap.Content); !errors.Is(err, hosts.Unavailable) {
+		t.Errorf("reading ended with %v", err)
+	}
+	if err := syscall.Kill(old, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	content := strings.Repeat("y", 20<<20)
+	in := transfers.Placement{ID: fmt.Sprintf("%024x", 1), ProjectID: "p", Path: "new", Size: int64(len(content)), SHA256: sum(content)}
+	_, err = c.Placements().Place(t.Context(), in, io.MultiReader(strings.NewReader(content[:1<<20]), &once{do: stop}, strings.NewReader(content[1<<20:])))
+	if refused := (*fault.Error)(nil); err == nil || errors.As(err, &refused) {
+		t.Errorf("placing ended with %v", err)
+	}
+	if got := m.read("new"); got != "" {
+		t.Errorf("%d bytes were placed", len(got))
+	}
+}
+
+// once is nothing to read, but something to do.
+type once struct{ do func() }
+
+func (o *once) Read([]byte) (int, error) {
+	o.do()
+	return 0, io.EOF
 }

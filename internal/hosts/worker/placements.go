@@ -169,7 +169,9 @@ func (r *content) Read(b []byte) (int, error) {
 	if err := r.begin(); err != nil {
 		return 0, err
 	}
+	stalled := time.AfterFunc(r.p.c.o.stallTimeout, r.ch.close)
 	n, err := r.r.Read(b)
+	stalled.Stop()
 	if errors.Is(err, wire.ErrCutOff) {
 		return n, r.p.c.broke("").Because(err)
 	}
@@ -223,8 +225,10 @@ func (p placements) Place(ctx context.Context, in transfers.Placement, from io.R
 		return transfers.Placed{}, err
 	}
 	defer context.AfterFunc(ctx, ch.close)()
+	stalled := time.AfterFunc(p.c.o.stallTimeout, ch.close)
+	defer stalled.Stop()
 	sent := make(chan error, 1)
-	go func() { sent <- send(ch, from) }()
+	go func() { sent <- send(ch, &steady{from, stalled, p.c.o.stallTimeout}) }()
 	var a wire.PlaceAnswer
 	err = wire.ReadAnswer(ch.r, ch.nonce, &a)
 	ch.close() // ends the sending
@@ -245,6 +249,19 @@ func (p placements) Place(ctx context.Context, in transfers.Placement, from io.R
 		return transfers.Placed{}, ctx.Err()
 	}
 	return transfers.Placed{}, fmt.Errorf("%w: %w", errLost, err)
+}
+
+// steady is content that is being sent: each part that is taken puts the stall off.
+type steady struct {
+	io.Reader
+	stalled *time.Timer
+	timeout time.Duration
+}
+
+// Read implements [io.Reader].
+func (s *steady) Read(b []byte) (int, error) {
+	s.stalled.Reset(s.timeout)
+	return s.Reader.Read(b)
 }
 
 // sendTimeout is how long a sender may take to notice that its channel is closed.

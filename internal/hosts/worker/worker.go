@@ -92,6 +92,7 @@ type Options struct {
 	Log           *slog.Logger     // nil discards
 
 	protocol           int // tests speak another one
+	stallTimeout       time.Duration
 	minDelay, maxDelay time.Duration
 }
 
