@@ -5,10 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -402,5 +404,35 @@ func TestLargestTexts(t *testing.T) {
 		if read, err := c.ReadDirectFile(t.Context(), files.ReadDirectFileIn{ProjectID: "p", Path: name}); err != nil || !strings.HasPrefix(other, read.Content) || read.Content == "" {
 			t.Fatalf("%q: %v", character, err)
 		}
+	}
+}
+
+// said counts the lines of a log that a worker said.
+type said struct{ atomic.Int64 }
+
+func (s *said) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("the worker says")) {
+		s.Add(1)
+	}
+	return len(line), nil
+}
+
+// What a worker says is in the log, but can't fill it.
+func TestAWorkerThatSaysALot(t *testing.T) {
+	m := newMachine(t)
+	m.banner = "yes 'help me' | head -n 3000 >&2; "
+	log := &said{}
+	c := m.open(func(o *worker.Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); log.Load() < 100; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("only %d lines", log.Load())
+		}
+	}
+	c.Close()
+	if n := log.Load(); n > 150 {
+		t.Errorf("%d lines of 3000", n)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/time/rate"
 
 	"agentrelay/internal/fault"
 	"agentrelay/internal/hosts"
@@ -352,16 +353,26 @@ type complaint struct {
 	last string
 }
 
+// A worker's lines go to the log, this many at once and then one every so often: a
+// host must not be able to fill the gateway's disk.
+const (
+	saidAtOnce = 100
+	saidEvery  = 10 * time.Second
+)
+
 func (c *complaint) read(r io.Reader, log *slog.Logger) {
 	const most = 4 << 10
 	lines := bufio.NewReaderSize(r, most)
+	may := rate.NewLimiter(rate.Every(saidEvery), saidAtOnce)
 	for {
 		line, err := lines.ReadSlice('\n')
 		if text := tool.Shown(string(line), most); len(line) > 1 {
 			c.mu.Lock()
 			c.last = text
 			c.mu.Unlock()
-			log.Info("the worker says", "line", text)
+			if may.Allow() {
+				log.Info("the worker says", "line", text)
+			}
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
