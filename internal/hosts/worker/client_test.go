@@ -203,12 +203,14 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(old, syscall.SIGKILL) })
-	got := make(chan error, 1)
+	got, before := make(chan error, 1), m.current().sent.Load()
 	go func() {
 		_, err := c.WriteDirectFile(t.Context(), files.WriteDirectFileIn{ProjectID: "p", Path: "late.txt", Content: "late"})
 		got <- err
 	}()
-	time.Sleep(50 * time.Millisecond) // it lies in the old worker's input now
+	for m.current().sent.Load() == before { // until it lies in the old worker's input
+		time.Sleep(time.Millisecond)
+	}
 	m.cut("the cable was pulled.")
 	m.join()
 	if err := <-got; !errors.Is(err, hosts.Unavailable) || !strings.Contains(err.Error(), "Nothing was changed") {

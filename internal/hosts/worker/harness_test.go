@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -177,6 +178,7 @@ func (m *machine) read(name string) string {
 type link struct {
 	done chan struct{}
 	once sync.Once
+	sent atomic.Int64 // bytes that the processes' inputs have taken
 
 	mu      sync.Mutex
 	running map[int]*proc
@@ -277,9 +279,20 @@ func (l *link) Exec(_ context.Context, command string) (*worker.Process, error) 
 		return p.err
 	}
 	return &worker.Process{
-		Stdin: p.stdin, Stdout: p.stdout, Stderr: io.Reader(p.stderr), Wait: wait,
+		Stdin: counted{p.stdin, &l.sent}, Stdout: p.stdout, Stderr: io.Reader(p.stderr), Wait: wait,
 		Close: func() error { p.close(); return nil },
 	}, nil
+}
+
+type counted struct {
+	io.WriteCloser
+	sent *atomic.Int64
+}
+
+func (c counted) Write(b []byte) (int, error) {
+	n, err := c.WriteCloser.Write(b)
+	c.sent.Add(int64(n))
+	return n, err
 }
 
 func me() principal.Principal { return principal.Owner(principal.SharedOwner) }
