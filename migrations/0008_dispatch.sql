@@ -43,7 +43,7 @@ CREATE TABLE dispatches (
     UNIQUE (owner, host_id, request_id)
 ) STRICT;
 CREATE INDEX dispatches_agent ON dispatches (host_id, agent_id, id);
-CREATE INDEX dispatches_open ON dispatches (host_id, id) WHERE closed_at IS NULL;
+CREATE INDEX dispatches_open ON dispatches (host_id, agent_id, id) WHERE closed_at IS NULL;
 CREATE INDEX dispatches_route ON dispatches (owner, host_id, workspace_id, route_id) WHERE route_id <> '';
 
 -- What an agent wrote for a dispatch. Apart, so that following one writes no
@@ -131,6 +131,7 @@ CREATE TABLE native_deliveries (
     UNIQUE (owner, message_id)
 ) STRICT;
 CREATE INDEX native_deliveries_waiting ON native_deliveries (host_id, agent_id, id) WHERE prompt IS NULL AND cancelled = '';
+CREATE INDEX native_deliveries_peer ON native_deliveries (owner, peer_id, generation) WHERE prompt IS NULL AND cancelled = '';
 CREATE INDEX native_deliveries_prompt ON native_deliveries (prompt) WHERE prompt IS NOT NULL;
 
 -- +goose Down

@@ -26,14 +26,14 @@ func notFound(err error, refusal error) error {
 }
 
 // CancelAgent ends the run of an agent, if it has one.
-func (s *Service) CancelAgent(ctx context.Context, _ principal.Principal, in AgentIn) (CancelAgentOut, error) {
+func (s *Service) CancelAgent(ctx context.Context, who principal.Principal, in AgentIn) (CancelAgentOut, error) {
 	in.AgentID = lowerUUID(in.AgentID)
 	d, ctx, cancel, err := s.reading(ctx, in.HostID)
 	if err != nil {
 		return CancelAgentOut{}, err
 	}
 	defer cancel()
-	a, err := s.agentOf(ctx, d, in.HostID, in.AgentID)
+	a, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID)
 	if err != nil {
 		return CancelAgentOut{}, err
 	}
@@ -63,7 +63,7 @@ func optional(name string, raw json.RawMessage) (*string, error) {
 
 // UpdateAgent changes the name, labels and settings of an agent. Repeating it is
 // harmless.
-func (s *Service) UpdateAgent(ctx context.Context, _ principal.Principal, in UpdateAgentIn) (UpdateAgentOut, error) {
+func (s *Service) UpdateAgent(ctx context.Context, who principal.Principal, in UpdateAgentIn) (UpdateAgentOut, error) {
 	in.AgentID = lowerUUID(in.AgentID)
 	labels, err := checkLabels(in.Labels)
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *Service) UpdateAgent(ctx context.Context, _ principal.Principal, in Upd
 		return UpdateAgentOut{}, err
 	}
 	defer cancel()
-	if _, err := s.agentOf(ctx, d, in.HostID, in.AgentID); err != nil {
+	if _, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID); err != nil {
 		return UpdateAgentOut{}, err
 	}
 	if err := d.UpdateAgent(ctx, change); err != nil {
@@ -129,11 +129,38 @@ func checkAnswer(in RespondToPermissionIn) (answer, error) {
 	return a, err
 }
 
+// checkAnswerApproval refuses an answer that sets a mode, or chooses an action, by
+// which the agent needs no more answers.
+func (s *Service) checkAnswerApproval(a answer) error {
+	var r struct {
+		Action  string `json:"selectedActionId"`
+		Updates []struct {
+			Mode string `json:"mode"`
+		} `json:"updatedPermissions"`
+	}
+	if json.Unmarshal(a.response, &r) != nil {
+		return fault.InvalidArguments.New("response has a member of another type than its schema says")
+	}
+	modes := []string{r.Action}
+	for _, u := range r.Updates {
+		modes = append(modes, u.Mode)
+	}
+	for _, mode := range modes {
+		if err := s.checkApproval(mode, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // RespondToPermission answers a question that an agent asks, once: the same
 // answer again is a duplicate, another one a key_conflict.
 func (s *Service) RespondToPermission(ctx context.Context, who principal.Principal, in RespondToPermissionIn) (RespondToPermissionOut, error) {
 	in.AgentID = lowerUUID(in.AgentID)
 	a, err := checkAnswer(in)
+	if err == nil {
+		err = s.checkAnswerApproval(a)
+	}
 	if err != nil {
 		return RespondToPermissionOut{}, err
 	}
@@ -151,7 +178,7 @@ func (s *Service) RespondToPermission(ctx context.Context, who principal.Princip
 		return RespondToPermissionOut{}, err
 	}
 	defer cancel()
-	agent, err := s.agentOf(ctx, d, in.HostID, in.AgentID)
+	agent, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID)
 	if err != nil {
 		return RespondToPermissionOut{}, err
 	}

@@ -126,8 +126,11 @@ func (s *Service) admitCreate(ctx context.Context, d Daemon, p *plan) (err error
 // in a second call; for it both can be repeated safely.
 func (s *Service) giveAgent(ctx context.Context, d Daemon, r *row, n paseo.NewAgent) outcome {
 	prompt := n.Prompt
-	if info, _ := d.Info(); info.RequestReceipts() {
+	info, _ := d.Info()
+	if info.RequestReceipts() {
 		n.IdempotencyKey, n.Prompt, n.ClientMessageID = r.promptID, "", ""
+	} else if r.keyed {
+		return unkeyed()
 	}
 	if r.agentID == "" {
 		if err := s.noteStep(ctx, r, creating, n.IdempotencyKey != ""); err != nil {
@@ -151,6 +154,12 @@ func (s *Service) giveAgent(ctx context.Context, d Daemon, r *row, n paseo.NewAg
 	out := outcomeOf(d.SendMessage(ctx, paseo.Prompt{AgentID: r.agentID, Text: prompt, MessageID: r.promptID}), r.hostID)
 	out.answer = map[string]string{"agentId": r.agentID}
 	return out
+}
+
+// unkeyed is the outcome of what was given under a key before, while the daemon
+// takes none: without it, it could be done twice.
+func unkeyed() outcome {
+	return outcome{state: NotSent, err: HostUnavailable.New("The agent daemon is not connected, or takes no keys any more.")}
 }
 
 func createdAnswer(a paseo.Agent) map[string]string {

@@ -38,6 +38,9 @@ type outcome struct {
 	state  State
 	err    *fault.Error // why not
 	answer any
+	// settled says that the daemon itself decided about this key, not only about
+	// this attempt.
+	settled bool
 }
 
 // dispatch does a plan once for its key and answers the receipt.
@@ -163,6 +166,10 @@ func (s *Service) give(ctx context.Context, p plan, stored row, again bool) (Rec
 		s.follow(sending, r)
 	}
 	out := p.give(sending, d, &r)
+	if again && stored.state == Unknown && out.state != Submitted && !out.settled {
+		// That this attempt failed says nothing of the one before.
+		out = outcome{state: Unknown, err: OutcomeUnknown.New("It is still not known whether the daemon has it; asking again failed: " + out.err.Message)}
+	}
 	s.crash("given")
 	if r, err = s.settle(r, out); err != nil {
 		return Receipt{}, fmt.Errorf("recording what became of a dispatch: %w", err)
@@ -201,8 +208,9 @@ func (s *Service) begin(tx *store.Tx, p plan, r row) (row, error) {
 	if r.agentID == "" {
 		r.cwd, r.workspaceID = p.cwd, p.workspaceID
 	}
+	r.keyed = r.keyed && r.state == Unknown // else nothing was given under the key
 	r.state, r.closedAt = Submitting, 0
-	return r, set(tx, r.id, "state", Submitting, "error_code", "", "error_message", "", "error_hint", "", "closed_at", nil,
+	return r, set(tx, r.id, "state", Submitting, "keyed", r.keyed, "error_code", "", "error_message", "", "error_hint", "", "closed_at", nil,
 		"cwd", r.cwd, "workspace_id", r.workspaceID, "lost", "")
 }
 
@@ -331,10 +339,12 @@ func outcomeOf(err error, hostID string) outcome {
 		return outcome{state: Submitted}
 	case errors.As(err, &lost):
 		return outcome{state: Unknown, err: OutcomeUnknown.New("The daemon was asked, and how it ended is not known: " + lost.Reason)}
+	case paseo.RejectedAs(err, paseo.CodeKeyConflict): // its key is nobody else's, so it got there once
+		return outcome{state: Unknown, err: OutcomeUnknown.New("The daemon was given this request before, with another route or program in its text, and does not say how that ended.")}
 	case errors.As(err, &rejected) && rejected.Code != paseo.CodeNotAccepted:
-		return outcome{state: Rejected, err: rejection(rejected)}
+		return outcome{state: Rejected, err: rejection(rejected), settled: rejected.Code != paseo.CodeAgentNotFound}
 	case errors.As(err, &rejected):
-		return outcome{state: NotSent, err: DaemonRefused.New("The agent did not get it.").WithHint("Repeat the call with the same requestId.")}
+		return outcome{state: NotSent, err: DaemonRefused.New("The agent did not get it.").WithHint("Repeat the call with the same requestId."), settled: true}
 	}
 	return outcome{state: NotSent, err: fault.From(refusal(context.Background(), err, hostID, true))}
 }

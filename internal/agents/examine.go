@@ -268,8 +268,9 @@ func (f *follower) idle(ctx context.Context, a paseo.Agent, r row, t turn, v vie
 	if a.Status == paseo.AgentError {
 		kind = observedError
 	}
-	if quiet := time.Duration(f.s.now().UnixMilli()-r.updatedAt) * time.Millisecond; kind == observedIdle && t.lastMessage() == nil && quiet < settling {
-		// Without a word of the agent it may not have begun.
+	wordless := len(t.rows) == 0 || kind == observedIdle && t.lastMessage() == nil
+	if quiet := time.Duration(f.s.now().UnixMilli()-r.updatedAt) * time.Millisecond; wordless && quiet < settling {
+		// Without a word of the agent it may not have begun, and an error be of before.
 		f.lookAfter(a.ID, settling-max(quiet, 0))
 		v.reason = reasonNoEnd
 		return v, nil
@@ -371,7 +372,10 @@ func (f *follower) lose(ctx context.Context, r row, reason string, t turn) error
 	if r.terminalKind != "" {
 		return f.save(ctx, r, r.terminalKind, t)
 	}
-	return f.close(ctx, r, raw, func(tx *store.Tx, now row) error {
+	err = f.close(ctx, r, raw, func(tx *store.Tx, now row) error {
+		if now.terminalKind != "" {
+			return errEnded
+		}
 		if err := set(tx, r.id, "lost", reason); err != nil {
 			return err
 		}
@@ -380,7 +384,15 @@ func (f *follower) lose(ctx context.Context, r row, reason string, t turn) error
 		}
 		return f.s.notify(tx, now, notice{key: r.requestID + ":" + errorNotice, kind: errorNotice, summary: lostSummary})
 	})
+	if errors.Is(err, errEnded) {
+		f.look(r.agentID)
+		return nil
+	}
+	return err
 }
+
+// errEnded keeps a dispatch from being called lost whose end was stored meanwhile.
+var errEnded = errors.New("the run has ended")
 
 // close ends the following of a dispatch in one transaction with its result.
 func (f *follower) close(ctx context.Context, r row, result []byte, more func(tx *store.Tx, now row) error) error {

@@ -90,7 +90,7 @@ func checkLabels(in map[string]any) (map[string]string, error) {
 
 // selfApproval is a mode or feature by which an agent approves its own actions,
 // in small letters alone.
-var selfApproval = regexp.MustCompile(`auto(accept|approv|allow|run)|bypass|yolo|dangerous|fullaccess|skippermission|(accept|approve|allow)all|neverask|noapproval|unattended`)
+var selfApproval = regexp.MustCompile(`auto(accept|approv|allow|run|edit)|acceptedits|bypass|yolo|dangerous|fullaccess|skippermission|(accept|approve|allow)all|neverask|noapproval|unattended`)
 
 func lettersOf(s string) string {
 	return strings.Map(func(r rune) rune {

@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"sync"
@@ -55,8 +56,11 @@ type agentState struct {
 	promptID string
 	prompted time.Time
 	// last is the prompt that stands last in the live timeline: its message id, or
-	// "-" when it is none of ours; "" when unknown.
+	// "-" when it has none; "" when unknown.
 	last string
+	// running is the prompt in the live timeline whose turn has not ended, and
+	// replaced the one before it whose turn had not either; "" is none.
+	running, replaced string
 	// sent is, for each dispatch, the connection over which its prompt was given.
 	sent map[int64]uint64
 	// held is what keeps its mail; "" is nothing.
@@ -183,7 +187,7 @@ func (f *follower) lost(agentID string) {
 	defer f.mu.Unlock()
 	for id, st := range f.agents {
 		if agentID == "" || id == agentID {
-			st.last = ""
+			st.last, st.running, st.replaced = "", "", ""
 		}
 	}
 }
@@ -213,18 +217,26 @@ func (f *follower) rowAdded(e paseo.RowAdded) error {
 	if err != nil {
 		return err
 	}
-	last := "-"
+	last := cmp.Or(e.Item.ClientMessageID, e.Item.MessageID, "-") // a prompt about mail has an id of ours too
+	info, _ := f.d.Info()
+	at := turn{epoch: e.Epoch, marker: paseo.Entry{Item: e.Item, TurnID: e.TurnID}}
 	for _, r := range rows {
-		if id, mark := isPrompt(paseo.Entry{Item: e.Item}, r); id || mark {
-			last = r.promptID
-			if err := f.seen(r, e.TurnID, e.Epoch, e.Seq); err != nil {
-				return err
-			}
+		id, mark := isPrompt(at.marker, r)
+		given := r.epoch == "" && r.state == Submitting && !info.TurnIDs()
+		if !id && !mark || !given && !f.live(r, at, info.TurnIDs()) {
+			continue
+		}
+		last = r.promptID
+		if err := f.seen(r, e.TurnID, e.Epoch, e.Seq); err != nil {
+			return err
 		}
 	}
 	f.mu.Lock()
 	st := f.state(e.AgentID)
 	st.last = last
+	if st.running != last {
+		st.replaced, st.running = st.running, last
+	}
 	if id := st.promptID; id == last || id == e.Item.ClientMessageID || id == e.Item.MessageID {
 		st.promptID = ""
 	}
@@ -237,7 +249,8 @@ func (f *follower) rowAdded(e paseo.RowAdded) error {
 func (f *follower) seen(r row, turnID, epoch string, seq int64) error {
 	return store.Exec(f.s.life, f.s.store, func(tx *store.Tx) error {
 		now, _, err := find(tx, byID, r.id)
-		if err != nil || now.closedAt != 0 || now.epoch != "" && now.turnID == turnID {
+		known := now.epoch != "" && (now.epoch != epoch || now.turnID == turnID && now.state != Unknown)
+		if err != nil || now.closedAt != 0 || known {
 			return err
 		}
 		pairs := []any{"epoch", epoch, "marker_seq", seq}
@@ -267,19 +280,31 @@ func (f *follower) turnChanged(e paseo.TurnChanged) error {
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	last := ""
-	if st := f.agents[e.AgentID]; st != nil {
-		last = st.last
-	}
-	f.mu.Unlock()
+	prompt := f.endedPrompt(e.AgentID, kind)
 	for _, r := range rows {
-		mine := r.turnID != "" && r.turnID == e.TurnID || e.TurnID == "" && last == r.promptID
+		mine := r.turnID != "" && r.turnID == e.TurnID || e.TurnID == "" && prompt == r.promptID
 		if mine && r.terminalKind == "" {
 			return f.ended(r, kind, strings.TrimSpace(e.Reason))
 		}
 	}
 	return nil
+}
+
+// endedPrompt returns the prompt whose turn has ended, for daemons without turn
+// ids. A daemon may write a prompt down before it cancels the run that it replaces.
+func (f *follower) endedPrompt(agentID, kind string) (promptID string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := f.agents[agentID]
+	if st == nil {
+		return ""
+	}
+	if kind == turnCanceled && st.replaced != "" {
+		promptID, st.replaced = st.replaced, ""
+		return promptID
+	}
+	promptID, st.running, st.replaced = st.running, "", ""
+	return promptID
 }
 
 func (f *follower) ended(r row, kind, text string) error {

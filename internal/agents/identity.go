@@ -72,6 +72,9 @@ func (s *Service) AcceptIdentity(ctx context.Context, hostID string) (Identity, 
 	err = store.Exec(ctx, s.store, func(tx *store.Tx) error {
 		_, err := tx.Exec(`INSERT INTO daemon_identities (host_id, server_id, pinned_at) VALUES (?, ?, ?)
 			ON CONFLICT (host_id) DO UPDATE SET server_id = excluded.server_id, pinned_at = excluded.pinned_at`, hostID, out.Found, tx.Now().UnixMilli())
+		if err == nil { // the new one has no receipts of what the other was given
+			_, err = tx.Exec(`UPDATE dispatches SET keyed = 0 WHERE host_id = ? AND closed_at IS NULL AND state = 'unknown'`, hostID)
+		}
 		if err != nil {
 			return fmt.Errorf("keeping a daemon's identity: %w", err)
 		}

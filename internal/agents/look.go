@@ -2,9 +2,11 @@ package agents
 
 import (
 	"context"
+	"database/sql"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"agentrelay/internal/callerid"
 	"agentrelay/internal/fault"
 	"agentrelay/internal/principal"
+	"agentrelay/internal/store"
 )
 
 // readBudget bounds what one read asks of a daemon and of its host.
@@ -72,25 +75,26 @@ func (s *Service) inside(ctx context.Context, hostID string, paths []string) ([]
 	return out, nil
 }
 
-// agentOf reads an agent by its full id; one outside the roots does not exist for
-// callers. Its CWD is canonical.
-func (s *Service) agentOf(ctx context.Context, d Daemon, hostID, agentID string) (paseo.Agent, error) {
+// agentOf reads an agent by its full id; one outside the roots, and one that works
+// for another owner, do not exist for callers. Its CWD is canonical.
+func (s *Service) agentOf(ctx context.Context, owner string, d Daemon, hostID, agentID string) (paseo.Agent, error) {
 	if agentID == "" || len(agentID) > MaxID {
 		return paseo.Agent{}, fault.InvalidArguments.Newf("agentId must have 1 to %d characters", MaxID)
 	}
 	a, err := d.FetchAgent(ctx, agentID)
-	if err != nil {
+	if err != nil && !paseo.RejectedAs(err, paseo.CodeAgentNotFound) {
 		return paseo.Agent{}, refusal(ctx, err, hostID, false)
 	}
-	paths, err := s.inside(ctx, hostID, []string{a.CWD})
-	if err != nil {
-		return paseo.Agent{}, err
+	var shown []paseo.Agent
+	if err == nil {
+		if shown, err = s.shownAgents(ctx, owner, hostID, []paseo.Agent{a}); err != nil {
+			return paseo.Agent{}, err
+		}
 	}
-	if paths[0] == "" {
-		return paseo.Agent{}, AgentNotFound.New("No agent of this id works inside allowedRoots of this host.")
+	if len(shown) == 0 {
+		return paseo.Agent{}, AgentNotFound.New("No agent of this id works for this client inside allowedRoots of this host.")
 	}
-	a.CWD = paths[0]
-	return a, nil
+	return shown[0], nil
 }
 
 // reading is a daemon, and the time that a read of it may take.
@@ -216,7 +220,7 @@ func readListCursor(s *string) (c listCursor, err error) {
 
 // ListAgents lists the agents inside the roots, latest change first. Those that
 // are outside take no place of those inside.
-func (s *Service) ListAgents(ctx context.Context, _ principal.Principal, in ListAgentsIn) (ListAgentsOut, error) {
+func (s *Service) ListAgents(ctx context.Context, who principal.Principal, in ListAgentsIn) (ListAgentsOut, error) {
 	limit, err := checkLimit(in.Limit, DefaultLimit)
 	if err != nil {
 		return ListAgentsOut{}, err
@@ -244,7 +248,7 @@ func (s *Service) ListAgents(ctx context.Context, _ principal.Principal, in List
 		if err != nil {
 			return ListAgentsOut{}, listRefusal(ctx, err, in.HostID, in.Cursor)
 		}
-		more, err := s.insideAgents(ctx, in.HostID, page.Agents)
+		more, err := s.shownAgents(ctx, who.Owner, in.HostID, page.Agents)
 		if err != nil {
 			return ListAgentsOut{}, err
 		}
@@ -268,22 +272,46 @@ func (s *Service) ListAgents(ctx context.Context, _ principal.Principal, in List
 	return out, nil
 }
 
-// insideAgents keeps the agents inside the roots, with canonical directories.
-func (s *Service) insideAgents(ctx context.Context, hostID string, all []paseo.Agent) ([]paseo.Agent, error) {
+// shownAgents keeps the agents inside the roots that work for this owner or for
+// nobody, with canonical directories.
+func (s *Service) shownAgents(ctx context.Context, owner, hostID string, all []paseo.Agent) (kept []paseo.Agent, err error) {
 	dirs := make([]string, len(all))
 	for i, a := range all {
 		dirs[i] = a.CWD
 	}
 	paths, err := s.inside(ctx, hostID, dirs)
-	var kept []paseo.Agent
-	for i, path := range paths {
-		if path != "" {
-			a := all[i]
-			a.CWD = path
-			kept = append(kept, a)
-		}
+	if err != nil || len(all) == 0 {
+		return nil, err
 	}
+	err = store.Read(ctx, s.store, func(q *store.Reader) error {
+		for i, a := range all {
+			if a.CWD = paths[i]; a.CWD == "" {
+				continue
+			}
+			others, err := isOthers(q, owner, hostID, a.ID)
+			if err != nil {
+				return err
+			}
+			if !others {
+				kept = append(kept, a)
+			}
+		}
+		return nil
+	})
 	return kept, err
+}
+
+// isOthers reports whether the latest prompt of an agent is another owner's.
+func isOthers(q store.Querier, owner, hostID, agentID string) (bool, error) {
+	var last string
+	err := q.QueryRow(`SELECT owner FROM dispatches WHERE host_id = ? AND agent_id = ? ORDER BY id DESC LIMIT 1`, hostID, agentID).Scan(&last)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading whose an agent is: %w", err)
+	}
+	return last != owner, nil
 }
 
 // recent compares two times of one daemon.
@@ -330,13 +358,14 @@ func permissionsOf(a paseo.Agent) []json.RawMessage {
 }
 
 // GetAgentStatus reads one agent; it loads nothing.
-func (s *Service) GetAgentStatus(ctx context.Context, _ principal.Principal, in AgentIn) (GetAgentStatusOut, error) {
+func (s *Service) GetAgentStatus(ctx context.Context, who principal.Principal, in AgentIn) (GetAgentStatusOut, error) {
+	in.AgentID = lowerUUID(in.AgentID)
 	d, ctx, cancel, err := s.reading(ctx, in.HostID)
 	if err != nil {
 		return GetAgentStatusOut{}, err
 	}
 	defer cancel()
-	a, err := s.agentOf(ctx, d, in.HostID, in.AgentID)
+	a, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID)
 	if err != nil {
 		return GetAgentStatusOut{}, err
 	}
@@ -352,13 +381,14 @@ const maxActivity = 256 << 10
 
 // GetAgentActivity reads the daemon's own summary of what an agent did. It makes
 // the daemon load the agent.
-func (s *Service) GetAgentActivity(ctx context.Context, _ principal.Principal, in GetAgentActivityIn) (GetAgentActivityOut, error) {
+func (s *Service) GetAgentActivity(ctx context.Context, who principal.Principal, in GetAgentActivityIn) (GetAgentActivityOut, error) {
+	in.AgentID = lowerUUID(in.AgentID)
 	d, ctx, cancel, err := s.reading(ctx, in.HostID)
 	if err != nil {
 		return GetAgentActivityOut{}, err
 	}
 	defer cancel()
-	if _, err := s.agentOf(ctx, d, in.HostID, in.AgentID); err != nil {
+	if _, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID); err != nil {
 		return GetAgentActivityOut{}, err
 	}
 	if err := s.lookFirst(ctx, d, in.HostID, in.AgentID); err != nil {
@@ -376,7 +406,7 @@ func (s *Service) GetAgentActivity(ctx context.Context, _ principal.Principal, i
 }
 
 // ListPendingPermissions lists what agents inside the roots ask.
-func (s *Service) ListPendingPermissions(ctx context.Context, _ principal.Principal, in OnHost) (ListPendingPermissionsOut, error) {
+func (s *Service) ListPendingPermissions(ctx context.Context, who principal.Principal, in OnHost) (ListPendingPermissionsOut, error) {
 	d, ctx, cancel, err := s.reading(ctx, in.HostID)
 	if err != nil {
 		return ListPendingPermissionsOut{}, err
@@ -389,7 +419,7 @@ func (s *Service) ListPendingPermissions(ctx context.Context, _ principal.Princi
 			return ListPendingPermissionsOut{}, refusal(ctx, err, in.HostID, false)
 		}
 		asking := slices.DeleteFunc(page.Agents, func(a paseo.Agent) bool { return len(a.PendingPermissions) == 0 })
-		if asking, err = s.insideAgents(ctx, in.HostID, asking); err != nil {
+		if asking, err = s.shownAgents(ctx, who.Owner, in.HostID, asking); err != nil {
 			return ListPendingPermissionsOut{}, err
 		}
 		for _, a := range asking {

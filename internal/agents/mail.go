@@ -184,7 +184,8 @@ func (f *follower) hold(agentID, why string) {
 func (f *follower) hasMail(ctx context.Context, agentID string) (waits bool, err error) {
 	err = store.Read(ctx, f.s.store, func(q *store.Reader) error {
 		return q.QueryRow(`SELECT EXISTS (SELECT 1 FROM native_deliveries WHERE host_id = ?1 AND agent_id = ?2 AND prompt IS NULL AND cancelled = '')
-			OR EXISTS (SELECT 1 FROM native_prompts WHERE host_id = ?1 AND agent_id = ?2 AND state = 'unknown')`, f.hostID, agentID).Scan(&waits)
+			OR EXISTS (SELECT 1 FROM native_prompts WHERE host_id = ?1 AND agent_id = ?2 AND state = 'unknown' AND submitted_at > ?3)`,
+			f.hostID, agentID, f.s.now().Add(-giveUpAfter).UnixMilli()).Scan(&waits)
 	})
 	return waits, err
 }
@@ -237,7 +238,9 @@ func (f *follower) takeMail(tx *store.Tx, agentID, promptID string) (letters []l
 	err = tx.Query(func(sc store.Scanner) error {
 		var l letter
 		err := sc.Scan(&l.id, &l.owner, &l.messageID, &l.peer, &l.from)
-		waiting = append(waiting, l)
+		if len(waiting) == 0 || l.owner == waiting[0].owner && l.peer == waiting[0].peer { // a prompt speaks to one peer
+			waiting = append(waiting, l)
+		}
 		return err
 	}, `SELECT id, owner, message_id, peer_id, from_peer FROM native_deliveries WHERE host_id = ? AND agent_id = ? AND prompt IS NULL AND cancelled = '' ORDER BY id LIMIT ?`,
 		f.hostID, agentID, mailAtOnce)
@@ -345,7 +348,7 @@ func (f *follower) findPrompts(ctx context.Context, agentID string) error {
 	if err != nil || len(ids) == 0 {
 		return err
 	}
-	if a, err := f.d.FetchAgent(ctx, agentID); err != nil || a.Turn == paseo.TurnAbsent && a.Status != paseo.AgentIdle && a.Status != paseo.AgentRunning {
+	if a, err := f.d.FetchAgent(ctx, agentID); err != nil || a.ArchivedAt != "" || a.Turn == paseo.TurnAbsent && a.Status != paseo.AgentIdle && a.Status != paseo.AgentRunning {
 		return err // a look would load it
 	}
 	for _, id := range ids {

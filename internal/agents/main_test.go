@@ -33,6 +33,7 @@ type rig struct {
 	daemon map[string]*paseotest.Daemon
 	subs   *subscriptions
 	o      Options // changed by tests before [rig.start]
+	alter  func(Daemon) Daemon
 
 	store   *store.Store
 	s       *Service
@@ -75,7 +76,9 @@ func (r *rig) HostIDs() []string { return r.hosts }
 
 // Daemon implements [Daemons].
 func (r *rig) Daemon(id string) (Daemon, error) {
-	if c := r.clients[id]; c != nil {
+	if c := r.clients[id]; c != nil && r.alter != nil {
+		return r.alter(c), nil
+	} else if c != nil {
 		return c, nil
 	}
 	return nil, fault.UnknownHost.New("no such host")

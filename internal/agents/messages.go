@@ -59,13 +59,13 @@ func (s *Service) dispatchOfAgent(ctx context.Context, hostID, agentID, requestI
 	for {
 		var found, pending row
 		err := store.Read(ctx, s.store, func(q *store.Reader) error {
-			rows, err := list(q, `WHERE host_id = ? AND request_id = ? AND tool <> 'create_workspace' ORDER BY id`, hostID, requestID)
+			rows, err := list(q, `WHERE host_id = ? AND agent_id = ? AND request_id = ? AND state NOT IN ('rejected', 'not_sent') ORDER BY id DESC LIMIT 1`, hostID, agentID, requestID)
+			if err == nil && len(rows) == 0 {
+				rows, err = list(q, `WHERE host_id = ? AND closed_at IS NULL AND agent_id = '' AND request_id = ? AND tool = 'create_agent' AND state IN ('submitting', 'unknown') ORDER BY id DESC LIMIT 1`, hostID, requestID)
+			}
 			for _, r := range rows {
-				switch {
-				case r.agentID == agentID && r.state != Rejected && r.state != NotSent:
-					found = r
-				case r.agentID == "" && (r.state == Submitting || r.state == Unknown):
-					pending = r
+				if found = r; r.agentID == "" {
+					found, pending = row{}, r
 				}
 			}
 			return err

@@ -81,7 +81,7 @@ func (s *Service) admitPrompt(ctx context.Context, d Daemon, p *plan, interrupt 
 	if err := s.lookFirst(ctx, d, p.hostID, p.agentID); err != nil {
 		return err
 	}
-	a, err := s.agentOf(ctx, d, p.hostID, p.agentID)
+	a, err := s.agentOf(ctx, p.owner, d, p.hostID, p.agentID)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (s *Service) admitPrompt(ctx context.Context, d Daemon, p *plan, interrupt 
 		}
 		return e
 	}
-	return store.Read(ctx, s.store, func(q *store.Reader) error { return s.checkAgentOwner(q, *p) })
+	return nil
 }
 
 // busy reports whether a prompt would replace a run. A record that says running
@@ -114,24 +114,18 @@ func (s *Service) busy(hostID string, a paseo.Agent, turnIDs bool) bool {
 	return a.Status == paseo.AgentRunning && (!turnIDs || a.Turn != paseo.TurnAbsent)
 }
 
-// checkAgentOwner refuses an agent whose latest prompt is another owner's.
-func (s *Service) checkAgentOwner(q store.Querier, p plan) error {
-	last, ok, err := find(q, `WHERE host_id = ? AND agent_id = ? ORDER BY id DESC LIMIT 1`, p.hostID, p.agentID)
-	if err == nil && ok && last.owner != p.owner {
-		return AgentNotFound.New("The agent works for another client.")
-	}
-	return err
-}
-
 func (s *Service) givePrompt(ctx context.Context, d Daemon, r *row, in SendAgentPromptIn) outcome {
 	info, _ := d.Info()
+	if r.keyed && !info.RequestReceipts() {
+		return unkeyed()
+	}
 	if err := s.noteStep(ctx, r, prompting, info.RequestReceipts()); err != nil {
 		return outcome{state: NotSent, err: fault.From(err)}
 	}
 	if in.SessionMode != "" {
 		if err := d.UpdateAgent(ctx, paseo.AgentChange{AgentID: r.agentID, ModeID: in.SessionMode}); err != nil {
 			out := outcomeOf(err, r.hostID)
-			if out.state == Unknown { // of the mode; the prompt was surely not sent
+			if out.settled = false; out.state == Unknown { // of the mode; the prompt was surely not sent
 				out.state = NotSent
 			}
 			return out

@@ -2,7 +2,9 @@ package agents
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -136,9 +138,10 @@ func (s *Service) known(ctx context.Context, id int64, limit int) (r row, out Re
 
 // addSaved puts the stored result of a dispatch into an answer.
 func (s *Service) addSaved(q store.Querier, r row, out *Result, limit int) error {
-	var raw []byte
+	// What another gateway dispatched came without its result.
+	raw := []byte(`{"entries":[],"resultReadStatus":"` + partialResult + `"}`)
 	err := q.QueryRow(`SELECT result FROM dispatch_results WHERE dispatch = ?`, r.id).Scan(&raw)
-	if err != nil {
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return fmt.Errorf("reading a result: %w", err)
 	}
 	var v saved
@@ -294,7 +297,7 @@ func (s *Service) WaitForAgentResult(ctx context.Context, who principal.Principa
 	if out.Status == "" {
 		withView(&out, v, limit)
 		out.WaitTimedOut = v.status != "permission" && v.status != "error"
-		if out.WaitTimedOut && out.Status == "running" {
+		if out.WaitTimedOut && out.Status == "running" && out.Reason != reasonStopping {
 			out.Reason = reasonBudget
 		}
 	}

@@ -193,7 +193,7 @@ func (t turn) cursorOf(e paseo.Entry) *paseo.Cursor {
 
 // GetAgentResult reads one page of an agent's timeline from the daemon. It makes
 // the daemon load the agent.
-func (s *Service) GetAgentResult(ctx context.Context, _ principal.Principal, in GetAgentResultIn) (TimelinePage, error) {
+func (s *Service) GetAgentResult(ctx context.Context, who principal.Principal, in GetAgentResultIn) (TimelinePage, error) {
 	in.AgentID = lowerUUID(in.AgentID)
 	limit, err := checkLimit(in.Limit, DefaultLimit)
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *Service) GetAgentResult(ctx context.Context, _ principal.Principal, in 
 		return TimelinePage{}, err
 	}
 	defer cancel()
-	if _, err := s.agentOf(ctx, d, in.HostID, in.AgentID); err != nil {
+	if _, err := s.agentOf(ctx, who.Owner, d, in.HostID, in.AgentID); err != nil {
 		return TimelinePage{}, err
 	}
 	if err := s.lookFirst(ctx, d, in.HostID, in.AgentID); err != nil {

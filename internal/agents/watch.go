@@ -64,6 +64,13 @@ func (f *follower) prepare(ctx context.Context, agentID string) {
 	}
 }
 
+// wantedAgents is the agents of a host with something to follow, newest first.
+const wantedAgents = `SELECT agent_id FROM (
+	SELECT agent_id, max(id) AS newest FROM dispatches WHERE host_id = ?1 AND closed_at IS NULL AND agent_id <> '' GROUP BY agent_id
+	UNION ALL SELECT DISTINCT agent_id, 0 FROM native_deliveries WHERE host_id = ?1 AND prompt IS NULL AND cancelled = ''
+	UNION ALL SELECT agent_id, 0 FROM native_prompts WHERE host_id = ?1 AND state = 'unknown' AND submitted_at > ?3
+	) GROUP BY agent_id ORDER BY max(newest) DESC LIMIT ?2`
+
 // wanted lists the agents that somebody waits for, or did a moment ago; the newest
 // if they are too many.
 func (f *follower) wanted(ctx context.Context) (ids []string, err error) {
@@ -73,11 +80,7 @@ func (f *follower) wanted(ctx context.Context) (ids []string, err error) {
 			err := sc.Scan(&id)
 			ids = append(ids, id)
 			return err
-		}, `SELECT agent_id FROM (
-			SELECT agent_id, max(id) AS newest FROM dispatches WHERE host_id = ?1 AND closed_at IS NULL AND agent_id <> '' GROUP BY agent_id
-			UNION ALL SELECT DISTINCT agent_id, 0 FROM native_deliveries WHERE host_id = ?1 AND prompt IS NULL AND cancelled = ''
-			UNION ALL SELECT agent_id, 0 FROM native_prompts WHERE host_id = ?1 AND state = 'unknown'
-			) GROUP BY agent_id ORDER BY max(newest) DESC LIMIT ?2`, f.hostID, maxFollowed)
+		}, wantedAgents, f.hostID, maxFollowed, f.s.now().Add(-giveUpAfter).UnixMilli())
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing agents to follow: %w", err)

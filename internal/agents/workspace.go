@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"agentrelay/internal/agents/paseo"
 	"agentrelay/internal/fault"
@@ -76,6 +77,14 @@ func checkWorkspace(in CreateWorkspaceIn) (paseo.NewWorkspace, error) {
 			return n, err
 		}
 	}
+	if strings.ContainsAny(in.WorktreeSlug, `/\`) || strings.HasPrefix(in.WorktreeSlug, ".") {
+		return n, fault.InvalidArguments.New("worktreeSlug must be a name, not a path")
+	}
+	for _, name := range []string{in.BranchName, in.BaseBranch, in.Branch} {
+		if strings.HasPrefix(name, "-") {
+			return n, fault.InvalidArguments.New("a branch must not begin with -")
+		}
+	}
 	worktree := in.Mode != "" || in.WorktreeSlug != "" || in.BranchName != "" || in.BaseBranch != "" || in.Branch != "" || in.PRNumber != 0 || in.Forge != ""
 	if in.Isolation == "local" {
 		if worktree {
@@ -130,6 +139,8 @@ func (s *Service) giveWorkspace(ctx context.Context, d Daemon, r *row, in Create
 	n.Path = r.cwd
 	if info, _ := d.Info(); info.WorkspaceReceipts() {
 		n.IdempotencyKey = r.promptID
+	} else if r.keyed {
+		return unkeyed()
 	}
 	if err := s.noteStep(ctx, r, creating, n.IdempotencyKey != ""); err != nil {
 		return outcome{state: NotSent, err: fault.From(err)}
