@@ -52,7 +52,9 @@ def main(serve):
 
 
 def jobs_dir(context):
-    return os.path.join(context["state"], "jobs")
+    # Devices of others may not say where plugins can keep things.
+    state = context.get("state") or os.path.expanduser("~/.local/share/agent-relay-device")
+    return os.path.join(state, "jobs")
 
 
 class Job:

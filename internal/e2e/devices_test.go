@@ -355,7 +355,7 @@ func TestAClosedWindowEndsTheDevice(t *testing.T) {
 	m.pair()
 	d := m.atTerminal()
 	m.ok("plugins", "install", "run")
-	if out := m.ok("plugins", "reload"); out != "1 tools: run\n" {
+	if out := m.ok("plugins", "reload"); out != "Tools: run\n" {
 		t.Errorf("%q", out)
 	}
 	if err := d.hangUp(); err != nil {

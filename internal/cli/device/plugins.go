@@ -111,7 +111,11 @@ func (a *app) pluginsReloadCommand() *cobra.Command {
 }
 
 func (a *app) printReloaded(st device.Status) error {
-	fmt.Fprintf(a.Stdout, "%d tools: %s\n", len(st.Tools), strings.Join(st.Tools, ", "))
+	tools := strings.Join(st.Tools, ", ")
+	if tools == "" {
+		tools = "none"
+	}
+	fmt.Fprintln(a.Stdout, "Tools: "+tools)
 	for _, p := range st.Problems {
 		fmt.Fprintln(a.Stdout, "Skipped "+clean(strings.TrimPrefix(p.Plugin+": "+p.Why, ": ")))
 	}
