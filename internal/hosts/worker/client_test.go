@@ -409,6 +409,17 @@ func TestLargestTexts(t *testing.T) {
 	}
 }
 
+// What a worker calls its version is shown only as far as one can be.
+func TestVersionThatIsNone(t *testing.T) {
+	m := newMachine(t)
+	m.banner = `IFS= read -r hello; nonce=${hello#*'"nonce":"'}; printf '\nagent-relay-worker %s {"protocol":0,"version":"\\u001b[2J%01000d"}\n' "${nonce%%'"'*}" 0; `
+	_, err := m.open().At(t.Context())
+	var refused *fault.Error
+	if !errors.As(err, &refused) || refused.Code != hosts.Outdated.Code || strings.Contains(refused.Message, "\x1b") || len(refused.Message) > 300 {
+		t.Errorf("%.400v", err)
+	}
+}
+
 // said counts the lines of a log that a worker said.
 type said struct{ atomic.Int64 }
 

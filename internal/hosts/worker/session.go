@@ -64,6 +64,7 @@ func (c *Client) start(ctx context.Context, link Transport) (_ *session, err err
 	if err != nil {
 		return nil, c.notStarted(ctx, process, err)
 	}
+	reply.Version = tool.Shown(reply.Version, maxShown)
 	if err := c.accept(reply); err != nil {
 		return nil, err
 	}
@@ -116,6 +117,9 @@ func (i *input) Close() error {
 	})
 	return nil
 }
+
+// maxShown and maxReason bound a word and a sentence of a worker, in bytes.
+const maxShown, maxReason = 64, 1000
 
 // newID is the id of a change, and a nonce.
 func newID() string {
@@ -186,7 +190,7 @@ func (c *Client) notStarted(ctx context.Context, p *Process, cause error) error 
 func (c *Client) accept(reply wire.Reply) error {
 	install := "Ask the owner to run: gateway hosts install " + c.o.ID
 	if e := reply.Error; e != nil {
-		cause := fmt.Errorf("%s: %s", e.Code, e.Message)
+		cause := fmt.Errorf("%s: %s", tool.Shown(e.Code, maxShown), tool.Shown(e.Message, maxReason))
 		switch e.Code {
 		case wire.CodeGatewayOutdated:
 			return hosts.Outdated.Newf("The worker on %s (version %s) is too new for this gateway.", c.o.Name, reply.Version).
@@ -293,11 +297,15 @@ func (s *session) call(ctx context.Context, name string, meta mcp.Meta, in, out 
 		return nil
 	}
 	var e tool.Envelope
-	if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error.Code == "" {
-		return errors.New("a refusal of the worker can't be read")
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		return fmt.Errorf("a refusal of the worker can't be read: %w", err)
 	}
 	f := e.Error
-	return (fault.Kind{Code: f.Code, Hint: f.Hint, Retryable: f.Retryable}).New(f.Message).Because(fmt.Errorf("on the worker, as %s", f.ID))
+	err = (&wire.Failure{Code: f.Code, Message: f.Message, Hint: f.Hint, Retryable: f.Retryable}).Err()
+	if refused := (*fault.Error)(nil); errors.As(err, &refused) {
+		return refused.Because(fmt.Errorf("on the worker, as %s", tool.Shown(f.ID, maxShown)))
+	}
+	return err
 }
 
 // deliveryTime is how long an answer may take that came just before a session was

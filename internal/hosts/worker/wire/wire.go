@@ -243,10 +243,20 @@ func FailureOf(err error) *Failure {
 	return &Failure{e.Code, e.Message, e.Hint, e.Retryable}
 }
 
-// Err is the error again.
+// maxText bounds the message and the hint of a refusal, in bytes.
+const maxText = 64 << 10
+
+// codeForm is the form of the codes of refusals.
+var codeForm = regexp.MustCompile(`^[a-z][a-z0-9_]{0,63}$`)
+
+// Err is the error again. Codes go into the audit log and messages to callers, so
+// what can't be a refusal is an error that is none.
 func (f *Failure) Err() error {
 	if sentinel, ok := sentinels()[f.Code]; ok {
 		return sentinel
+	}
+	if !codeForm.MatchString(f.Code) || len(f.Message) > maxText || len(f.Hint) > maxText {
+		return errors.New("a refusal of the worker can't be read")
 	}
 	return (fault.Kind{Code: f.Code, Hint: f.Hint, Retryable: f.Retryable}).New(f.Message)
 }

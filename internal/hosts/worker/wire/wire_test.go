@@ -181,6 +181,11 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%v became %v", sentinel, err)
 		}
 	}
+	for _, f := range []wire.Failure{{}, {Code: "Not a code"}, {Code: strings.Repeat("c", 65)}, {Code: "file_changed", Message: strings.Repeat("m", 1<<20)}, {Code: "file_changed", Hint: strings.Repeat("h", 1<<20)}} {
+		if err := f.Err(); errors.As(err, &got) {
+			t.Errorf("%.80q is a refusal", got.Code)
+		}
+	}
 	if e := wire.FailureOf(errors.New("/secret/path")); e.Code != fault.Internal.Code || strings.Contains(e.Message, "secret") {
 		t.Errorf("%+v", e)
 	}
