@@ -334,6 +334,7 @@ func (s *Service) afterDispatch(r row, generation uint64) {
 func outcomeOf(err error, hostID string) outcome {
 	var lost *paseo.Lost
 	var rejected *paseo.Rejected
+	_ = errors.As(err, &rejected)
 	switch {
 	case err == nil:
 		return outcome{state: Submitted}
@@ -341,9 +342,11 @@ func outcomeOf(err error, hostID string) outcome {
 		return outcome{state: Unknown, err: OutcomeUnknown.New("The daemon was asked, and how it ended is not known: " + lost.Reason)}
 	case paseo.RejectedAs(err, paseo.CodeKeyConflict): // its key is nobody else's, so it got there once
 		return outcome{state: Unknown, err: OutcomeUnknown.New("The daemon was given this request before, with another route or program in its text, and does not say how that ended.")}
-	case errors.As(err, &rejected) && rejected.Code != paseo.CodeNotAccepted:
+	case paseo.RejectedAs(err, paseo.CodeHandlerError): // no refusal: those have forms of their own
+		return outcome{state: Unknown, err: OutcomeUnknown.New("The daemon failed while it worked on this: " + rejection(rejected).Message)}
+	case rejected != nil && rejected.Code != paseo.CodeNotAccepted:
 		return outcome{state: Rejected, err: rejection(rejected), settled: rejected.Code != paseo.CodeAgentNotFound}
-	case errors.As(err, &rejected):
+	case rejected != nil:
 		return outcome{state: NotSent, err: DaemonRefused.New("The agent did not get it.").WithHint("Repeat the call with the same requestId."), settled: true}
 	}
 	return outcome{state: NotSent, err: fault.From(refusal(context.Background(), err, hostID, true))}
@@ -361,6 +364,7 @@ func (s *Service) read(ctx context.Context, where string, args ...any) (r row, o
 const (
 	onItsWay     = "It is on its way to the daemon. Read this receipt again; do not dispatch it anew."
 	maybeRan     = "It may have reached the daemon and is not sent again by itself. The gateway asks the daemon for it as soon as it can; read this receipt again. Do not dispatch the same work under another requestId before that."
+	maybeMade    = "It may have been made, and is not made again by itself. Repeat the same call, which asks a daemon that can tell; else look for it with list_workspaces before you make it under another requestId."
 	noTrace      = "The daemon was asked and shows no trace of it, which does not prove that it never ran. Look at the agents with list_agents before you dispatch the same work under another requestId."
 	sendAgain    = "It surely did not reach the daemon. Repeat the same call with the same requestId to send it."
 	accepted     = "The daemon has it. Whether the work is done is another matter: wait_for_agent_result."
@@ -384,6 +388,8 @@ func receiptOf(r row) Receipt {
 		out.Message = onItsWay
 	case r.state == Unknown && r.lost != "":
 		out.Message = lostAfterAll
+	case r.state == Unknown && r.tool == createWorkspace:
+		out.Message = maybeMade
 	case r.state == Unknown:
 		out.Message = maybeRan
 	case r.state == NotSent:

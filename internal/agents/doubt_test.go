@@ -277,7 +277,7 @@ func TestNamesAreNoPathsAndNoOptions(t *testing.T) {
 func TestMailOfTwoPeers(t *testing.T) {
 	r := started(t, paseotest.V10)
 	agentID, _ := r.idle()
-	r.send("busy", agentID, "sleep 0.4")
+	r.send("busy", agentID, "sleep 1.5")
 	r.running(agentID)
 	r.mail(agentID, "a")
 	err := store.Exec(t.Context(), r.store, func(tx *store.Tx) error {
@@ -335,5 +335,25 @@ func TestACancelledRunIsTheOlderOne(t *testing.T) {
 	}
 	if a, b := r.stored("a"), r.stored("b"); a.terminalKind != turnCanceled || b.terminalKind != "" {
 		t.Errorf("a %q, b %q", a.terminalKind, b.terminalKind)
+	}
+}
+
+// TestAFailureIsNoRefusal: a daemon that failed while it worked on a prompt may have
+// given it to the agent.
+func TestAFailureIsNoRefusal(t *testing.T) {
+	for version, want := range map[string]State{paseotest.V05: Unknown, paseotest.V10: Submitted} {
+		r := started(t, version)
+		agentID, _ := r.idle()
+		in := r.sendIn("failed", agentID, "hello")
+		r.daemon[here].Order(paseotest.Fault{Request: "send_agent_message_request", Act: paseotest.Refuse, Error: "something broke"})
+		if receipt, err := r.s.SendAgentPrompt(t.Context(), r.who, in); err != nil || receipt.State != Unknown || receipt.Error.Code != "outcome_unknown" {
+			t.Errorf("%s: %+v, %v", version, receipt, err)
+		}
+		if receipt, err := r.s.SendAgentPrompt(t.Context(), r.who, in); err != nil || receipt.State != want {
+			t.Errorf("%s: %+v, %v", version, receipt, err)
+		}
+	}
+	if m := receiptOf(row{tool: createWorkspace, state: Unknown}).Message; strings.Contains(m, "The gateway asks") {
+		t.Errorf("nobody asks for a workspace: %s", m)
 	}
 }

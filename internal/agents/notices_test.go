@@ -265,7 +265,7 @@ func TestMailForAgents(t *testing.T) {
 		r.o.PeerAgent = func(string) string { return "/state/bin/peer-agent" }
 		r.start()
 		agentID, _ := r.idle()
-		r.send("busy", agentID, "sleep 0.4")
+		r.send("busy", agentID, "sleep 1.5")
 		r.running(agentID)
 		for i := range 3 {
 			r.mail(agentID, fmt.Sprint("m", i))
@@ -281,7 +281,7 @@ func TestMailForAgents(t *testing.T) {
 		if d := r.delivery("m0"); d.State != "submitted" || d.Attempts != 1 || d.LastAttemptAt.IsZero() {
 			t.Errorf("%+v", d)
 		}
-		if out := r.result("busy"); text(out.LastMessage) != "slept 0.4" || out.Status == "unknown" {
+		if out := r.result("busy"); text(out.LastMessage) != "slept 1.5" || out.Status == "unknown" {
 			t.Errorf("mail hid the result: %s", asJSON(t, out))
 		}
 		r.again()

@@ -3,6 +3,7 @@ package agents
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"agentrelay/internal/agents/paseo"
@@ -124,10 +125,12 @@ func (s *Service) givePrompt(ctx context.Context, d Daemon, r *row, in SendAgent
 	}
 	if in.SessionMode != "" {
 		if err := d.UpdateAgent(ctx, paseo.AgentChange{AgentID: r.agentID, ModeID: in.SessionMode}); err != nil {
-			out := outcomeOf(err, r.hostID)
-			if out.settled = false; out.state == Unknown { // of the mode; the prompt was surely not sent
-				out.state = NotSent
+			var no *paseo.Rejected
+			if errors.As(err, &no) {
+				return outcome{state: Rejected, err: rejection(no)}
 			}
+			out := outcomeOf(err, r.hostID)
+			out.state = NotSent // the mode may be set, but the prompt was surely not sent
 			return out
 		}
 	}

@@ -20,15 +20,15 @@ func (r reader) Timeline(ctx context.Context, q paseo.TimelineQuery) (paseo.Time
 	return r.read(ctx, q, r.Daemon)
 }
 
-// TestReasonsOfReading: an agent is idle after a run whose end nobody saw, and its
-// timeline reads badly. That is said, nothing is claimed, and what is there is found
-// as soon as it reads well again.
-func TestReasonsOfReading(t *testing.T) {
+type alteration func(paseo.TimelineQuery, paseo.TimelinePage) (paseo.TimelinePage, error)
+
+// alterations are pages that read badly, by the reason that this gives.
+func alterations() map[string]alteration {
 	far := func(seq int64, epoch string) paseo.TimelinePage { // a page of a long history, without the prompt
 		at := &paseo.Cursor{Epoch: epoch, Seq: seq}
 		return paseo.TimelinePage{Epoch: epoch, StartCursor: at, EndCursor: at, HasOlder: true, Entries: []paseo.Entry{{SeqStart: seq, SeqEnd: seq, Item: paseo.Item{Type: "assistant_message", Text: "x"}, Raw: []byte(`{}`)}}}
 	}
-	for want, read := range map[string]func(paseo.TimelineQuery, paseo.TimelinePage) (paseo.TimelinePage, error){
+	return map[string]alteration{
 		reasonCursor: func(_ paseo.TimelineQuery, p paseo.TimelinePage) (paseo.TimelinePage, error) {
 			return far(1_000_000, p.Epoch), nil
 		},
@@ -47,10 +47,17 @@ func TestReasonsOfReading(t *testing.T) {
 		reasonReadFailed: func(paseo.TimelineQuery, paseo.TimelinePage) (paseo.TimelinePage, error) {
 			return paseo.TimelinePage{}, &paseo.Rejected{Message: "too much"}
 		},
-	} {
+	}
+}
+
+// TestReasonsOfReading: an agent is idle after a run whose end nobody saw, and its
+// timeline reads badly. That is said, nothing is claimed, and what is there is found
+// as soon as it reads well again.
+func TestReasonsOfReading(t *testing.T) {
+	for want, read := range alterations() {
 		t.Run(want, func(t *testing.T) {
 			r := started(t, paseotest.V05)
-			agentID := r.create("ended", "sleep 0.3")
+			agentID := r.create("ended", "sleep 1.2")
 			r.halt()
 			aside := paseo.New(paseo.Options{HostID: here, Dial: r.daemon[here].Dial})
 			runAside(t, aside)
@@ -81,7 +88,7 @@ func TestReasonsOfReading(t *testing.T) {
 				t.Errorf("%s, %v", asJSON(t, out), err)
 			}
 			well.Store(true)
-			if out := r.wait("ended", agentID); out.Status != "result_available" || text(out.LastMessage) != "slept 0.3" {
+			if out := r.wait("ended", agentID); out.Status != "result_available" || text(out.LastMessage) != "slept 1.2" {
 				t.Errorf("%s", asJSON(t, out))
 			}
 		})

@@ -85,6 +85,9 @@ const (
 	CodePermissionNotPending = "permission_not_pending"
 	// CodeUnknownSchema: the daemon does not know the request or its arguments.
 	CodeUnknownSchema = "unknown_schema"
+	// CodeHandlerError: the daemon failed while it worked on the request; what it
+	// had done by then stays done.
+	CodeHandlerError = "handler_error"
 	// CodeKeyConflict: the key was used with other content.
 	CodeKeyConflict = "agent_request_key_conflict"
 	// CodeOutcomeUnknown: the daemon died half-way through the first call with
