@@ -37,12 +37,16 @@ type scripts interface {
 	Script(ctx context.Context, script string, args []string, stdin []byte, maxOutput int) ([]byte, error)
 }
 
-// ForwardOptions says what a [Forward] keeps. All but Log are required.
+// ForwardOptions says what a [Forward] keeps. Server and StateDir are required.
 type ForwardOptions struct {
 	// Server answers the agents of the host.
 	Server *Server
 	// StateDir is the host's private state directory (remoteStateDir).
 	StateDir string
+	// Up is called each time the forward has come up: then the state directory is
+	// there, and what is missing in it can be put there. Its context ends with the
+	// connection. It may be nil.
+	Up func(ctx context.Context)
 	// Log gets a line when the forward comes up or fails; nil discards them.
 	Log *slog.Logger
 }
@@ -197,6 +201,9 @@ func (f *Forward) hold(ctx context.Context, n uint64, link Link) error {
 	if err == nil {
 		f.note(n, "")
 		f.o.Log.Info("agents of a host can reach the gateway", "host", f.o.Server.o.HostID)
+		if f.o.Up != nil {
+			f.o.Up(ctx)
+		}
 		return <-done
 	}
 	stop()

@@ -241,9 +241,16 @@ func TestForwardSaysWhatIsWrong(t *testing.T) {
 			}
 		})
 	}
-	// What was put right is found at once.
+	// What was put right is found at once, and what waited for it is told.
 	dir := filepath.Join(shortDir(t), "state")
 	f := newFar(t, dir)
+	delivered := make(chan error, 2)
+	f.forward.o.Up = func(ctx context.Context) { delivered <- f.agents.Deliver(ctx, "box") }
+	f.remote.down = errDown
+	if out, err := f.agents.Adopt(t.Context(), principal.SharedOwner, "box", "early"); err != nil || out.Pending == "" {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	f.remote.down = nil
 	f.connect(newLink())
 	f.until("the reason", func() bool { return strings.Contains(f.forward.Status().Reason, "gateway hosts install") })
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -252,6 +259,9 @@ func TestForwardSaysWhatIsWrong(t *testing.T) {
 	begun := time.Now()
 	f.forward.Retry()
 	f.until("up", f.up)
+	if err := <-delivered; err != nil || f.remote.files["agent-channels/early.json"] == "" {
+		t.Errorf("the capability of an agent that was adopted before: %v", err)
+	}
 	if took := time.Since(begun); took > firstRetry/2 {
 		t.Errorf("it took %v", took)
 	}

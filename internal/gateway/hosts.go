@@ -90,7 +90,6 @@ func (g *Gateway) serveRemotes(ctx context.Context) {
 				case <-up:
 				}
 				if link, err := h.SSH.Link(ctx); err == nil {
-					g.deliverCapabilities(ctx, h.ID())
 					forward.Keep(ctx, link)
 				}
 			}
@@ -114,8 +113,8 @@ func (g *Gateway) settleTransfers(ctx context.Context, hostID string, answers <-
 	}
 }
 
-// deliverCapabilities gives agents that were adopted while their host was away
-// what they prove themselves with.
+// deliverCapabilities gives agents that were adopted while their host was away, or
+// not installed, what they prove themselves with.
 func (g *Gateway) deliverCapabilities(ctx context.Context, hostID string) {
 	if err := g.agents.Deliver(ctx, hostID); err != nil && ctx.Err() == nil {
 		g.log.Warn("agents of a host could not be given their capabilities", "host", hostID, "error", err)
@@ -186,7 +185,9 @@ func (o ownersHosts) RetryHost(hostID string) error {
 func (g *Gateway) buildForwards() []*channel.Forward {
 	out := make([]*channel.Forward, len(g.direct.remotes))
 	for i, h := range g.direct.remotes {
-		out[i] = channel.NewForward(channel.ForwardOptions{Server: g.buildChannel(h.ID()), StateDir: h.StateDir(), Log: g.log})
+		out[i] = channel.NewForward(channel.ForwardOptions{Server: g.buildChannel(h.ID()), StateDir: h.StateDir(), Log: g.log, Up: func(ctx context.Context) {
+			g.deliverCapabilities(ctx, h.ID())
+		}})
 	}
 	return out
 }
