@@ -114,7 +114,7 @@ func (r *remote) checkDigest(ctx context.Context) ssh.Step {
 // ends when it has answered.
 func (r *remote) checkWorker(ctx context.Context) ssh.Step {
 	dir := path.Join(r.dir, "check-"+nonce())
-	defer func() { _, _ = r.run(context.WithoutCancel(ctx), `rm -rf "$1"`, nil, dir) }()
+	defer r.tidy(ctx, `rm -rf "$1"`, dir)
 	hello := wire.Hello{Protocol: wire.Protocol, Nonce: nonce(), Gateway: wire.ProgramVersion(), StateDir: dir}
 	hello.Settings.HostID = r.HostID
 	hello.Settings.Commands.Path = "/usr/bin:/bin" // nothing is run with it

@@ -28,6 +28,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/pkg/sftp"
 
@@ -176,7 +177,7 @@ func (r *remote) place(ctx context.Context, content []byte, sum string) (err err
 	temp := path.Join(path.Dir(r.program), ".peer-agent-"+nonce()+".new")
 	defer func() {
 		if err != nil {
-			_, _ = r.run(context.WithoutCancel(ctx), `rm -f "$1"`, nil, temp)
+			r.tidy(ctx, `rm -f "$1"`, temp)
 		}
 	}()
 	if err := r.upload(ctx, temp, content); err != nil {
@@ -285,6 +286,16 @@ func (r *remote) run(ctx context.Context, script string, stdin []byte, args ...s
 		err = errors.New("the login shell there runs no commands")
 	}
 	return after, err
+}
+
+// tidyTimeout bounds a tidy.
+const tidyTimeout = 10 * time.Second
+
+// tidy runs a script that removes what is of no use, also when time is up.
+func (r *remote) tidy(ctx context.Context, script string, args ...string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTimeout)
+	defer cancel()
+	_, _ = r.run(ctx, script, nil, args...)
 }
 
 func nonce() string {

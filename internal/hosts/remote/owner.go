@@ -15,6 +15,9 @@ import (
 // daemonBudget is how long the agent daemon has to accept a connection.
 const daemonBudget = 5 * time.Second
 
+// defaultLookBudget bounds the look at what is installed.
+const defaultLookBudget = 2 * time.Minute
+
 // Check walks the way to the machine, step by step, on a connection of its own,
 // and then looks at what is installed there and at the agent daemon. The host must
 // have been started.
@@ -25,6 +28,8 @@ func (h *Host) Check(ctx context.Context) []ssh.Step {
 			return append(steps, ssh.Step{Name: "install", State: ssh.Skip, Detail: "Not looked at."}, ssh.Step{Name: "daemon", State: ssh.Skip, Detail: "Not tried."})
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, h.lookBudget)
+	defer cancel()
 	h.SSH.Wake()
 	link, err := h.SSH.Link(ctx)
 	if err != nil {

@@ -46,6 +46,7 @@ type Host struct {
 	SSH        *ssh.Host
 	conf       config.Host
 	gatewayDir string // the gateway's state directory
+	lookBudget time.Duration
 }
 
 var _ hosts.Host = (*Host)(nil)
@@ -54,7 +55,7 @@ var _ hosts.Host = (*Host)(nil)
 func New(o Options) *Host {
 	conn := o.SSH
 	conn.HostID, conn.Target, conn.Now, conn.Log = o.Host.ID, o.Host.Target, o.Now, o.Log
-	h := &Host{SSH: ssh.New(conn), conf: o.Host, gatewayDir: o.Config.StateDir}
+	h := &Host{SSH: ssh.New(conn), conf: o.Host, gatewayDir: o.Config.StateDir, lookBudget: defaultLookBudget}
 	settings := Settings(o.Config, o.Host)
 	settings.FormerOwners = o.FormerOwners
 	h.Client = worker.New(worker.Options{

@@ -17,28 +17,36 @@ import (
 	"agentrelay/internal/hosts/ssh"
 )
 
-// TestDirectoriesBehindABanner: what the login shell prints of its own is no answer.
-func TestDirectoriesBehindABanner(t *testing.T) {
+// newHost is a host behind OpenSSH's server.
+func newHost(t *testing.T, conf config.Host, o sshd.Options) *Host {
+	t.Helper()
 	c := sshd.NewClient(t)
 	key := c.Key("id", "")
-	s := sshd.Start(t, sshd.Options{Authorized: []xssh.PublicKey{key.Public}, Banner: "Welcome to box\nd/everything"})
+	o.Authorized = []xssh.PublicKey{key.Public}
+	s := sshd.Start(t, o)
 	c.Know(s)
 	c.Configure(c.Host("box", s, "IdentityFile "+key.File))
+	conf.ID, conf.Target = "box", "ssh://box"
+	h := New(Options{Config: &config.Config{}, Host: conf, SSH: ssh.Options{ConfigFile: c.Config, Home: c.Dir}})
+	t.Cleanup(func() { h.Close() })
+	h.Start(context.Background())
+	return h
+}
+
+// TestDirectoriesBehindABanner: what the login shell prints of its own is no answer.
+func TestDirectoriesBehindABanner(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	conf := config.Host{ID: "box", Target: "ssh://box", AllowedRoots: []string{root}}
-	h := New(Options{Config: &config.Config{}, Host: conf, SSH: ssh.Options{ConfigFile: c.Config, Home: c.Dir}})
-	defer h.Close()
+	h := newHost(t, config.Host{AllowedRoots: []string{root}}, sshd.Options{Banner: "Welcome to box\nd/everything"})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	h.Start(ctx)
 	got, err := h.Resolve(ctx, []string{root, "/"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, err := agents.NewLocalRoots(conf.AllowedRoots).Resolve(ctx, "", []string{root, "/"})
+	here, err := agents.NewLocalRoots([]string{root}).Resolve(ctx, "", []string{root, "/"})
 	if err != nil || len(got) != 2 || got[0] != here[0] || got[1] != here[1] {
 		t.Errorf("%+v there, %+v here, %v", got, here, err)
 	}
