@@ -1,7 +1,9 @@
 package agents
 
 import (
+	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -355,5 +357,44 @@ func TestAFailureIsNoRefusal(t *testing.T) {
 	}
 	if m := receiptOf(row{tool: createWorkspace, state: Unknown}).Message; strings.Contains(m, "The gateway asks") {
 		t.Errorf("nobody asks for a workspace: %s", m)
+	}
+}
+
+// TestAnUnreadableTimelineStopsNobody: the agent can be prompted and its timeline
+// asked for although a dispatch before can't be settled.
+func TestAnUnreadableTimelineStopsNobody(t *testing.T) {
+	r := newRig(t, paseotest.V05)
+	var unreadable atomic.Bool
+	r.alter = func(d Daemon) Daemon {
+		return reader{d, func(ctx context.Context, q paseo.TimelineQuery, d Daemon) (paseo.TimelinePage, error) {
+			if unreadable.Load() {
+				return paseo.TimelinePage{}, &paseo.Rejected{Message: "too much"}
+			}
+			return d.Timeline(ctx, q)
+		}}
+	}
+	r.start()
+	agentID, _ := r.idle()
+	unreadable.Store(true)
+	r.exec(`UPDATE dispatches SET closed_at = NULL, terminal_kind = ''`)
+	if _, err := r.s.GetAgentResult(t.Context(), r.who, GetAgentResultIn{OnHost: OnHost{here}, AgentID: agentID}); kindOf(err) != "timeline_unreadable" {
+		t.Errorf("%v", err)
+	}
+	r.send("next", agentID, "hello")
+}
+
+func TestTextsOfDaemons(t *testing.T) {
+	for in, want := range map[string]string{
+		"Model anthropic/claude-x is not known": "Model anthropic/claude-x is not known",
+		"no /home/me/secret here":               "no <path> here",
+		"cwd=/home/me":                          "cwd=<path>",
+		`open C:\Users\me\x: no`:                "open <path>: no",
+		"in ~/My Docs/secret/x":                 "in <path> Docs<path>",
+		"/etc/x and\nanthropic/claude":          "<path> and anthropic<path>",
+		"and / or":                              "and / or",
+	} {
+		if got := shownText(in, 100); got != want {
+			t.Errorf("%q became %q", in, got)
+		}
 	}
 }

@@ -113,15 +113,22 @@ func versionOr(v string) string {
 // localPath is what looks like an absolute path of a machine.
 var localPath = regexp.MustCompile(`(~|[A-Za-z]:)?[/\\][^\s'"` + "`" + `,;:)\]}>]*`)
 
+// beginsPath is where an absolute path begins: not within a word, as the slash of
+// provider/model does.
+var beginsPath = regexp.MustCompile(`(^|[^\w.-])(~|[A-Za-z]:)?[/\\][^\s/\\]`)
+
 // shownText is a daemon's text as callers may see it: short, on one line, without
-// paths of the daemon's machine.
+// paths of the daemon's machine. A path can have spaces, so that what follows one
+// counts to it if it has a slash.
 func shownText(s string, most int) string {
-	s = localPath.ReplaceAllStringFunc(s, func(p string) string {
-		if len(p) < 3 {
-			return p
-		}
-		return "<path>"
-	})
+	if beginsPath.MatchString(s) {
+		s = localPath.ReplaceAllStringFunc(s, func(p string) string {
+			if len(p) < 3 {
+				return p
+			}
+			return "<path>"
+		})
+	}
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }), " ")
 	return firstRunes(s, most)
 }

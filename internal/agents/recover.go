@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -21,7 +22,12 @@ func (s *Service) lookFirst(ctx context.Context, _ Daemon, hostID, agentID strin
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	return refusal(ctx, f.lookNow(ctx, agentID), hostID, false)
+	err = f.lookNow(ctx, agentID)
+	var no *paseo.Rejected
+	if errors.As(err, &no) {
+		return nil // the snapshot was taken, and the daemon has loaded the agent: nothing more can be hidden
+	}
+	return refusal(ctx, err, hostID, false)
 }
 
 // askFor asks the daemon for a dispatch of unknown outcome; it reports whether the
