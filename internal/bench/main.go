@@ -64,6 +64,7 @@ var sections = []struct {
 	{"ssh processes", helpers},
 	{"ssh transfers", farExports},
 	{"ssh hosts", deadHosts},
+	{"dispatch", dispatched},
 	{"idle", idleEnd},
 }
 
