@@ -321,16 +321,9 @@ func (f *Forward) publish(ctx context.Context, link Link, name string, old []str
 		return &setupError{"The channel's socket on the host does not answer.", err}
 	}
 	var dead []string
-	for _, o := range old {
-		if blind || o == name {
-			break
-		}
-		at, err := f.ask(ctx, link, o)
-		switch {
-		case err == nil && at.Instance != f.o.Server.instance:
-			return &setupError{"Another gateway serves agents in this remoteStateDir: choose another one for one of the two.", errors.New("the socket answers")}
-		case errors.As(err, &refused):
-			dead = append(dead, o)
+	if !blind {
+		if dead, err = f.dead(ctx, link, old); err != nil {
+			return err
 		}
 	}
 	if _, err := f.run(ctx, link, publishScript, f.o.StateDir, name); err != nil {
@@ -342,6 +335,32 @@ func (f *Forward) publish(ctx context.Context, link Link, name string, old []str
 		}
 	}
 	return nil
+}
+
+// dead are those sockets of earlier connections on which nobody listens. They are
+// asked at once: behind each connection that was lost without a word a socket takes
+// the question and does not answer it, for hours.
+func (f *Forward) dead(ctx context.Context, link Link, old []string) (dead []string, err error) {
+	type answer struct {
+		at  health
+		err error
+	}
+	answers := make([]answer, len(old))
+	var asking sync.WaitGroup
+	for i, name := range old {
+		asking.Go(func() { answers[i].at, answers[i].err = f.ask(ctx, link, name) })
+	}
+	asking.Wait()
+	for i, a := range answers {
+		var refused *ssh.OpenChannelError
+		switch {
+		case a.err == nil && a.at.Instance != f.o.Server.instance:
+			return nil, &setupError{"Another gateway serves agents in this remoteStateDir: choose another one for one of the two.", errors.New("the socket answers")}
+		case errors.As(a.err, &refused):
+			dead = append(dead, old[i])
+		}
+	}
+	return dead, nil
 }
 
 // ask asks who serves a socket of the host.

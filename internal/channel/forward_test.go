@@ -366,3 +366,22 @@ func TestForwardInTheLongestStateDir(t *testing.T) {
 	f.connect(newLink())
 	f.until("up", f.up)
 }
+
+// TestManySilentSockets: connections that were lost without a word, whose sockets
+// take questions and don't answer, hold up the new one no more than one would.
+func TestManySilentSockets(t *testing.T) {
+	dir := installedDir(t)
+	for range 20 {
+		l, err := net.Listen("unix", filepath.Join(dir, "a-"+newName()+".sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	f := newFar(t, dir)
+	f.connect(newLink())
+	f.until("up", f.up)
+	if n := len(f.sockets()); n != 21 {
+		t.Errorf("%d sockets: one that somebody listens on was removed", n)
+	}
+}
