@@ -271,6 +271,15 @@ func (s *Service) settle(r row, out outcome) (row, error) {
 
 func (s *Service) settleIn(tx *store.Tx, r row, out outcome) (row, error) {
 	r.state, r.updatedAt = out.state, tx.Now().UnixMilli()
+	if out.state == Unknown {
+		now, _, err := find(tx, byID, r.id)
+		if err != nil {
+			return r, err
+		}
+		if now.epoch != "" { // its prompt came by in the live timeline
+			r.state = Submitted
+		}
+	}
 	if out.err != nil {
 		r.errCode, r.errMessage, r.errHint = out.err.Code, out.err.Message, out.err.Hint
 	}
