@@ -18,12 +18,13 @@ import (
 const acceptWait = 5 * time.Second
 
 // AcceptAgentMessage stores what an agent writes to the chat that dispatched it.
-// The caller has made sure that it is this agent. It is stored whether or not
+// The caller has made sure that it is this agent, and whose it is now: what it was
+// given when it was another owner's does not count. It is stored whether or not
 // anybody is subscribed; needs_input is told when the agent is idle. duplicate
 // reports that this messageId was stored before, with the same content.
 //
 // Refusals: invalid_arguments, key_conflict, request_not_authorized.
-func (s *Service) AcceptAgentMessage(ctx context.Context, hostID, agentID, requestID, messageID, kind, text string) (duplicate bool, err error) {
+func (s *Service) AcceptAgentMessage(ctx context.Context, owner, hostID, agentID, requestID, messageID, kind, text string) (duplicate bool, err error) {
 	if err := checkRequestID("requestId", requestID); err != nil {
 		return false, err
 	}
@@ -37,7 +38,7 @@ func (s *Service) AcceptAgentMessage(ctx context.Context, hostID, agentID, reque
 		return false, fault.InvalidArguments.Newf("text must have 1 to %d characters", MaxMessage)
 	}
 	agentID = lowerUUID(agentID)
-	r, err := s.dispatchOfAgent(ctx, hostID, agentID, requestID)
+	r, err := s.dispatchOfAgent(ctx, owner, hostID, agentID, requestID)
 	if err != nil {
 		return false, err
 	}
@@ -52,16 +53,16 @@ func (s *Service) AcceptAgentMessage(ctx context.Context, hostID, agentID, reque
 
 // dispatchOfAgent finds the dispatch that an agent names. One whose agent is not
 // known yet may become known in a moment.
-func (s *Service) dispatchOfAgent(ctx context.Context, hostID, agentID, requestID string) (row, error) {
+func (s *Service) dispatchOfAgent(ctx context.Context, owner, hostID, agentID, requestID string) (row, error) {
 	ctx, cancel := context.WithTimeout(ctx, acceptWait)
 	defer cancel()
 	no := NotAuthorized.New("This agent was given no prompt with this requestId.")
 	for {
 		var found, pending row
 		err := store.Read(ctx, s.store, func(q *store.Reader) error {
-			rows, err := list(q, `WHERE host_id = ? AND agent_id = ? AND request_id = ? AND state NOT IN ('rejected', 'not_sent') ORDER BY id DESC LIMIT 1`, hostID, agentID, requestID)
+			rows, err := list(q, `WHERE owner = ? AND host_id = ? AND agent_id = ? AND request_id = ? AND state NOT IN ('rejected', 'not_sent') ORDER BY id DESC LIMIT 1`, owner, hostID, agentID, requestID)
 			if err == nil && len(rows) == 0 {
-				rows, err = list(q, `WHERE host_id = ? AND closed_at IS NULL AND agent_id = '' AND request_id = ? AND tool = 'create_agent' AND state IN ('submitting', 'unknown') ORDER BY id DESC LIMIT 1`, hostID, requestID)
+				rows, err = list(q, `WHERE owner = ? AND host_id = ? AND closed_at IS NULL AND agent_id = '' AND request_id = ? AND tool = 'create_agent' AND state IN ('submitting', 'unknown') ORDER BY id DESC LIMIT 1`, owner, hostID, requestID)
 			}
 			for _, r := range rows {
 				if found = r; r.agentID == "" {

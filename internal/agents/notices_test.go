@@ -169,7 +169,7 @@ func TestMessagesOfAgents(t *testing.T) {
 	first, question := uuid.NewString(), uuid.NewString()
 	accept := func(requestID, messageID, kind, text string) string {
 		t.Helper()
-		duplicate, err := r.s.AcceptAgentMessage(t.Context(), here, agentID, requestID, messageID, kind, text)
+		duplicate, err := r.s.AcceptAgentMessage(t.Context(), r.who.Owner, here, agentID, requestID, messageID, kind, text)
 		if duplicate {
 			return "duplicate"
 		}
@@ -189,7 +189,10 @@ func TestMessagesOfAgents(t *testing.T) {
 			t.Errorf("%.40v: %q", c, got)
 		}
 	}
-	if _, err := r.s.AcceptAgentMessage(t.Context(), here, uuid.NewString(), "job", uuid.NewString(), "message", "x"); kindOf(err) != "request_not_authorized" {
+	if _, err := r.s.AcceptAgentMessage(t.Context(), "local-owner:other", here, agentID, "job", uuid.NewString(), "message", "x"); kindOf(err) != "request_not_authorized" {
+		t.Errorf("an agent that is another owner's by now: %v", err)
+	}
+	if _, err := r.s.AcceptAgentMessage(t.Context(), r.who.Owner, here, uuid.NewString(), "job", uuid.NewString(), "message", "x"); kindOf(err) != "request_not_authorized" {
 		t.Errorf("another agent: %v", err)
 	}
 	r.tells("job", "message")
@@ -251,7 +254,7 @@ func TestAnAgentFasterThanItsReceipt(t *testing.T) {
 		}
 		return agentID != ""
 	})
-	if _, err := r.s.AcceptAgentMessage(t.Context(), here, agentID, "quick", uuid.NewString(), "message", "started"); err != nil {
+	if _, err := r.s.AcceptAgentMessage(t.Context(), r.who.Owner, here, agentID, "quick", uuid.NewString(), "message", "started"); err != nil {
 		t.Error(err)
 	}
 	if err := <-done; err != nil {

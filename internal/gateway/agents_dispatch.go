@@ -262,7 +262,7 @@ type chats struct {
 
 // Message implements [channel.Dispatches].
 func (c chats) Message(ctx context.Context, from channel.Caller, in channel.MessageIn) (any, error) {
-	duplicate, err := c.agents.AcceptAgentMessage(ctx, from.HostID, from.AgentID, in.RequestID, in.MessageID, in.Kind, in.Text)
+	duplicate, err := c.agents.AcceptAgentMessage(ctx, from.Owner, from.HostID, from.AgentID, in.RequestID, in.MessageID, in.Kind, in.Text)
 	if err != nil {
 		return nil, err
 	}
