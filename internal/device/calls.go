@@ -149,7 +149,7 @@ func (d *Device) serve(c *call) {
 	if l == nil || raw == nil {
 		return // it is sent when the link is back
 	}
-	l.result(f.Ref, raw)
+	l.newResult(f.Ref, raw)
 }
 
 // outcome is the result of a call: what it may not do, what it did.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,8 @@ type link struct {
 	roundTrip atomic.Int64
 	pingSent  atomic.Int64
 	pings     atomic.Int64
+
+	sent sync.Map // refs of results
 }
 
 func (d *Device) since() int64 { return int64(d.o.Now().Sub(d.started)) }
@@ -77,6 +80,14 @@ func (l *link) sendRaw(raw []byte) bool {
 func (l *link) progress(ref, phase string) {
 	if l.resume && phase != "" {
 		l.send(wire.Frame{Type: wire.Progress, Ref: ref, Phase: phase})
+	}
+}
+
+// newResult sends a result unless it has gone over this link: one that is kept
+// while the link comes up is met by its call and by the link.
+func (l *link) newResult(ref string, raw json.RawMessage) {
+	if _, gone := l.sent.LoadOrStore(ref, true); !gone {
+		l.result(ref, raw)
 	}
 }
 
@@ -253,6 +264,7 @@ func (l *link) serve(ctx context.Context) (lost, bool) {
 			l.d.onDeny(f)
 		case wire.Ack:
 			l.d.acknowledged(f.Ref)
+			l.sent.Delete(f.Ref)
 		case wire.Pong:
 			if sent := l.pingSent.Load(); f.Ref == strconv.FormatInt(l.pings.Load(), 10) {
 				l.roundTrip.Store(l.d.since() - sent)
@@ -281,7 +293,7 @@ func (l *link) onReady(f wire.Frame, again bool) {
 	}
 	d.o.Log.Info("connected", "relay", d.o.Identity.RelayURL, "as", d.o.Identity.Device)
 	for _, c := range d.o.Journal.Kept() {
-		l.result(c.Ref, c.Result)
+		l.newResult(c.Ref, c.Result)
 	}
 }
 
