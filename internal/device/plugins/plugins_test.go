@@ -209,9 +209,20 @@ print(json.dumps({"ok": True, "output": json.dumps(call)}))
 	}
 }
 
-// alive reports whether a process is there and no zombie.
+// alive reports whether a process lives on: one that was killed takes a moment to
+// go on a busy machine.
 func alive(t *testing.T, pid int) bool {
 	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); lives(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return true
+		}
+	}
+	return false
+}
+
+// lives reports whether a process is there and no zombie.
+func lives(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) {
 		return false
