@@ -103,7 +103,7 @@ func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) (view, err
 		f.lookAfter(a.ID, settling)
 		return view{status: "timeout", reason: reasonNoEnd, agent: &a}, nil
 	case modern && a.Turn == paseo.TurnAbsent:
-		return view{}, f.lose(ctx, r, absentReason(a), turn{})
+		return f.absent(ctx, a, r)
 	case a.Turn == paseo.TurnActive && r.turnID != "" && a.TurnID == r.turnID:
 		return f.running(ctx, a, r)
 	}
@@ -115,6 +115,20 @@ func (f *follower) examine(ctx context.Context, a paseo.Agent, r row) (view, err
 		return f.notFound(ctx, a, r, t)
 	}
 	return f.found(ctx, a, r, t, modern)
+}
+
+// absent is examine for an agent that the daemon has not loaded. How its run ended
+// is lost; that it had the prompt may show in what its provider sends again, for
+// which a closed one is not opened.
+func (f *follower) absent(ctx context.Context, a paseo.Agent, r row) (view, error) {
+	var t turn
+	if r.state == Unknown && (a.Status == paseo.AgentRunning || a.Status == paseo.AgentIdle) {
+		var err error
+		if t, err = f.search(ctx, r); err != nil {
+			return view{status: "timeout", reason: readReason(err), agent: &a}, err
+		}
+	}
+	return view{}, f.lose(ctx, r, absentReason(a), t)
 }
 
 // absentReason is why a record that no process stands behind says nothing.
@@ -376,7 +390,10 @@ func (f *follower) lose(ctx context.Context, r row, reason string, t turn) error
 		if now.terminalKind != "" {
 			return errEnded
 		}
-		if err := set(tx, r.id, "lost", reason); err != nil {
+		if now.state == Unknown && t.found {
+			now.state = Submitted
+		}
+		if err := set(tx, r.id, "lost", reason, "state", now.state); err != nil {
 			return err
 		}
 		if _, err := f.s.emitHeld(tx, now); err != nil {
