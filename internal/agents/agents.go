@@ -197,6 +197,8 @@ type unrecorded struct{}
 
 func (unrecorded) Record(*store.Tx, string, string, string) error { return nil }
 
+func (unrecorded) Owner(store.Querier, string, string) (string, error) { return "", nil }
+
 func (unrecorded) Issue(context.Context, string, string) error { return nil }
 
 type neverRead struct{}

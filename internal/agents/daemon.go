@@ -107,6 +107,8 @@ type Agents interface {
 	// Record notes, in the transaction of a dispatch, that an owner works with an
 	// agent. It refuses when the agent is another owner's.
 	Record(tx *store.Tx, owner, hostID, agentID string) error
+	// Owner returns whose an agent is; "" is that it is not known.
+	Owner(q store.Querier, hostID, agentID string) (string, error)
 	// Issue puts what the agent needs to reach the gateway onto its host.
 	Issue(ctx context.Context, hostID, agentID string) error
 }

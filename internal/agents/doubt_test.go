@@ -415,3 +415,27 @@ func TestSeenWhileItWasGiven(t *testing.T) {
 		t.Errorf("%+v, %v", receipt, err)
 	}
 }
+
+// TestAnAgentThatChangedHands is its present owner's alone, whoever prompted it last.
+func TestAnAgentThatChangedHands(t *testing.T) {
+	r := newRig(t, paseotest.V10)
+	record := &record{}
+	r.o.Agents = record
+	r.start()
+	agentID, _ := r.idle()
+	record.owner = "local-owner:b"
+	other := principal.Principal{Owner: "local-owner:b", ClientID: "b", Permissions: principal.Full()}
+	if _, err := r.s.GetAgentStatus(t.Context(), r.who, AgentIn{OnHost{here}, agentID}); kindOf(err) != "agent_not_found" {
+		t.Errorf("the owner of before: %v", err)
+	}
+	if receipt, err := r.s.SendAgentPrompt(t.Context(), other, r.sendIn("theirs", agentID, "hello")); err != nil || receipt.State != Submitted {
+		t.Errorf("%+v, %v", receipt, err)
+	}
+}
+
+type record struct {
+	unrecorded
+	owner string
+}
+
+func (r *record) Owner(store.Querier, string, string) (string, error) { return r.owner, nil }

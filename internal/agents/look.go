@@ -288,7 +288,7 @@ func (s *Service) shownAgents(ctx context.Context, owner, hostID string, all []p
 			if a.CWD = paths[i]; a.CWD == "" {
 				continue
 			}
-			others, err := isOthers(q, owner, hostID, a.ID)
+			others, err := s.isOthers(q, owner, hostID, a.ID)
 			if err != nil {
 				return err
 			}
@@ -301,10 +301,17 @@ func (s *Service) shownAgents(ctx context.Context, owner, hostID string, all []p
 	return kept, err
 }
 
-// isOthers reports whether the latest prompt of an agent is another owner's.
-func isOthers(q store.Querier, owner, hostID, agentID string) (bool, error) {
-	var last string
-	err := q.QueryRow(`SELECT owner FROM dispatches WHERE host_id = ? AND agent_id = ? ORDER BY id DESC LIMIT 1`, hostID, agentID).Scan(&last)
+// isOthers reports whether an agent is another owner's: by the record, else by its
+// latest prompt.
+func (s *Service) isOthers(q store.Querier, owner, hostID, agentID string) (bool, error) {
+	last, err := s.agents.Owner(q, hostID, agentID)
+	if err != nil {
+		return false, fmt.Errorf("asking whose an agent is: %w", err)
+	}
+	if last != "" {
+		return last != owner, nil
+	}
+	err = q.QueryRow(`SELECT owner FROM dispatches WHERE host_id = ? AND agent_id = ? ORDER BY id DESC LIMIT 1`, hostID, agentID).Scan(&last)
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}

@@ -125,6 +125,13 @@ func findAgent(q store.Querier, hostID, agentID string) (a Agent, found bool, er
 // HostIDs implements mailbox.AgentDirectory.
 func (g *Agents) HostIDs() []string { return g.o.HostIDs() }
 
+// Owner returns whose an agent is, also when it was revoked; "" is that it was never
+// recorded.
+func (g *Agents) Owner(q store.Querier, hostID, agentID string) (string, error) {
+	a, _, err := findAgent(q, hostID, agentID)
+	return a.Owner, err
+}
+
 // OwnsAgent implements mailbox.AgentDirectory: the owner has dispatched or
 // adopted the agent and not revoked it.
 func (g *Agents) OwnsAgent(q store.Querier, owner, hostID, agentID string) (bool, error) {

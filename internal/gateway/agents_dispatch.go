@@ -248,6 +248,11 @@ func (r recording) Record(tx *store.Tx, owner, hostID, agentID string) error {
 	return r.agents.Record(tx, owner, hostID, agentID)
 }
 
+// Owner implements [agents.Agents].
+func (r recording) Owner(q store.Querier, hostID, agentID string) (string, error) {
+	return r.agents.Owner(q, hostID, agentID)
+}
+
 // Issue implements [agents.Agents].
 func (r recording) Issue(ctx context.Context, hostID, agentID string) error {
 	_, err := r.agents.Issue(ctx, hostID, agentID)
