@@ -409,6 +409,20 @@ func TestLargestTexts(t *testing.T) {
 	}
 }
 
+// A host without a session for a file is not waited for without end.
+func TestNoSessionForAFile(t *testing.T) {
+	m := newMachine(t)
+	m.write("a", "x")
+	c := m.open(func(o *worker.Options) { o.StartTimeout = 3 * time.Second })
+	if _, err := c.At(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.current().full.Store(true)
+	if _, err := c.Placements().Open(t.Context(), "p", "a"); !errors.Is(err, hosts.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // What a worker calls its version is shown only as far as one can be.
 func TestVersionThatIsNone(t *testing.T) {
 	m := newMachine(t)

@@ -179,6 +179,7 @@ type link struct {
 	done chan struct{}
 	once sync.Once
 	sent atomic.Int64 // bytes that the processes' inputs have taken
+	full atomic.Bool  // there is room for no further process
 
 	mu      sync.Mutex
 	running map[int]*proc
@@ -228,7 +229,11 @@ func (p *proc) close() {
 var errGone = errors.New("the connection was lost")
 
 // Exec implements [worker.Transport].
-func (l *link) Exec(_ context.Context, command string) (*worker.Process, error) {
+func (l *link) Exec(ctx context.Context, command string) (*worker.Process, error) {
+	if l.full.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	select {
 	case <-l.done:
 		return nil, errGone

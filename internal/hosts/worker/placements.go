@@ -45,9 +45,15 @@ func (p placements) open(ctx context.Context, q wire.Request) (*channel, error) 
 		return nil, ctx.Err()
 	}
 	release := func() { <-p.c.bulk }
-	process, err := s.link.Exec(ctx, p.c.o.Command("bulk", s.bulk))
+	// A host that allows fewer sessions than it should would have it wait for ever.
+	starting, cancel := context.WithTimeout(ctx, p.c.o.StartTimeout)
+	defer cancel()
+	process, err := s.link.Exec(starting, p.c.o.Command("bulk", s.bulk))
 	if err != nil {
 		release()
+		if starting.Err() != nil && ctx.Err() == nil {
+			return nil, hosts.Unavailable.Newf("The transfer could not be started on %s in time: gateway hosts check %s tells more.", p.c.o.Name, p.c.o.ID).Because(err)
+		}
 		return nil, p.c.broke("").Because(err)
 	}
 	ch := &channel{Process: process, r: bufio.NewReaderSize(process.Stdout, wire.FrameSize), nonce: newID(), release: release, drained: make(chan struct{})}
