@@ -272,6 +272,12 @@ func (c *crew) create(requestID, prompt string) (agentID string) {
 	return agentID
 }
 
+// agentOf is the program of an agent that was dispatched: what it runs is the
+// built peer-agent that the gateway keeps for it.
+func (c *crew) agentOf(agentID string) *machineAgent {
+	return &machineAgent{c.t, c.home, filepath.Join(c.home.StateDir, "bin", "peer-agent"), agentID}
+}
+
 // settled repeats a call until it is answered with what became of it. No refusal
 // is final: what fails does so because something was killed, or an agent is busy.
 func (c *crew) settled(tool string, in object) agents.Receipt {

@@ -192,12 +192,6 @@ func TestEventsOneWayAndAWebhookTheOther(t *testing.T) {
 	r.silent()
 }
 
-// agentOf is the program of an agent that was dispatched: what it runs is the
-// built peer-agent that the gateway keeps for it.
-func (c *crew) agentOf(agentID string) *machineAgent {
-	return &machineAgent{c.t, c.home, filepath.Join(c.home.StateDir, "bin", "peer-agent"), agentID}
-}
-
 // TestAnAgentIsFollowed: a chat dispatches, hears of what happens on a route of
 // its own, each thing once, answers what it is asked, and ends a run.
 func TestAnAgentIsFollowed(t *testing.T) {

@@ -21,6 +21,7 @@ func (p *process) prompt(a *agent, text, messageID string) {
 	if a.turn != nil {
 		p.endTurn(a, members{"type": "turn_canceled", "reason": "replaced by a new prompt"})
 	}
+	p.d.store.note(Prompt{a.rec.ID, messageID, text}) // before anybody hears of it: a kill must not make it uncounted
 	ctx, cancel := context.WithCancel(p.ctx)
 	t := &turn{id: newID("turn_"), startedAt: stamp(), cancel: cancel}
 	a.turn = t
@@ -43,7 +44,6 @@ func (p *process) prompt(a *agent, text, messageID string) {
 		a.rec.SessionHistory = append(a.rec.SessionHistory, historyItem{User: true, Text: text})
 	}
 	p.changedAgent(a)
-	p.d.store.note(Prompt{a.rec.ID, messageID, text})
 	run := &run{p: p, a: a, t: t, ctx: ctx}
 	wrecked := a.wrecked
 	p.running.Go(func() {
