@@ -67,10 +67,12 @@ func TestTrialGoesTheWayOfAClientAndLeavesNothing(t *testing.T) {
 func TestTrialConsentIsForTheDoctorAlone(t *testing.T) {
 	r := newRelay(t)
 	for name, ask := range map[string]func() url.Values{
-		"another client":       func() url.Values { return authorizeParams(r.registerAs("Claude"), trialRedirect) },
-		"an unknown client":    func() url.Values { return authorizeParams("nobody", trialRedirect) },
-		"an address not its":   func() url.Values { return authorizeParams(r.registerAs(TrialName), "https://evil.example/cb") },
-		"a request that's bad": func() url.Values { return authorizeParams(r.registerAs(TrialName), trialRedirect, "code_challenge", "") },
+		"another client":     func() url.Values { return authorizeParams(r.registerAs("Claude"), trialRedirect) },
+		"an unknown client":  func() url.Values { return authorizeParams("nobody", trialRedirect) },
+		"an address not its": func() url.Values { return authorizeParams(r.registerAs(TrialName), "https://evil.example/cb") },
+		"a request that's bad": func() url.Values {
+			return authorizeParams(r.registerAs(TrialName), trialRedirect, "code_challenge", "")
+		},
 		"one that has consent": func() url.Values {
 			v := authorizeParams(r.registerAs(TrialName), trialRedirect)
 			if _, err := r.consent(v); err != nil {
