@@ -84,7 +84,7 @@ func (s *Service) export(ctx context.Context, h Host, r row, snap *host.Snapshot
 func (s *Service) snapshot(ctx context.Context, r row, snap *host.Snapshot) (size int64, sum string, err error) {
 	defer snap.Content.Close()
 	defer context.AfterFunc(ctx, func() { snap.Content.Close() })() // a host can hang in a read
-	_ = os.Remove(s.spool.path(r.spool)) // of an earlier try
+	_ = os.Remove(s.spool.path(r.spool))                            // of an earlier try
 	if c, ok := snap.Content.(host.Cloner); ok {
 		if err := c.CloneTo(s.spool.path(r.spool)); err == nil {
 			return s.hashClone(ctx, r)
