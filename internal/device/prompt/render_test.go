@@ -77,7 +77,7 @@ func FuzzScreen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, agent, cmd, reason, other string, columns int) {
 		args, err := json.Marshal(map[string]string{"cmd": cmd, "other": other})
 		if err != nil {
-			t.Skip()
+			return
 		}
 		s := render(approval.Question{Device: "laptop", Tool: "run", Agent: agent, Args: args, Hint: "cmd", Reason: reason}, columns)
 		columns = min(max(columns, minColumns), maxColumns)

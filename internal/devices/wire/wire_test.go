@@ -160,7 +160,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := Encode(frame)
 		if err != nil {
-			t.Skip() // escapes can make it longer than a frame
+			return // escapes can make it longer than a frame
 		}
 		if _, err := Decode(again); err != nil {
 			t.Fatalf("%s became %s: %v", raw, again, err)
