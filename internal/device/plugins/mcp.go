@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -185,13 +187,46 @@ func (s *server) transport() (mcp.Transport, func(), error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = drainGrace
 	cmd.Stderr = &tail{} // kept apart from our own; servers log there
-	stop := func() {
-		if cmd.Process != nil {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-			_ = cmd.Wait() // it fails when the transport has waited
-		}
+	return start(cmd)
+}
+
+// start starts a server's program, with a connection to it and what ends it: it may
+// end by itself once its input is closed, and is killed with its group if it does
+// not. The library's own transport waits for a program in a way that nobody else can
+// wait for it, and leaves the group.
+func start(cmd *exec.Cmd) (mcp.Transport, func(), error) {
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, nil, err
 	}
-	return &mcp.CommandTransport{Command: cmd, TerminateDuration: killGrace}, stop, nil
+	stdout, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, nil, errors.Join(err, stdin.Close())
+	}
+	cmd.Stdout = theirs
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		_ = stdin.Close()
+		_ = stdout.Close()
+		return nil, nil, fmt.Errorf("the MCP server could not be started: %s", oneLine(err.Error()))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // how it ended is nobody's concern
+	}()
+	stop := func() {
+		_ = stdin.Close()
+		select {
+		case <-done:
+		case <-time.After(killGrace):
+		}
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-done
+		_ = stdout.Close()
+	}
+	return &mcp.IOTransport{Reader: stdout, Writer: stdin}, stop, nil
 }
 
 // withHeaders adds a manifest's headers to requests.
