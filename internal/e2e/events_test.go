@@ -91,7 +91,7 @@ func aiSDKEvents(t *testing.T, legacy bool) {
 		return l
 	}
 
-	if l := next(); len(l.Listed.Events) != 1 || l.Listed.Events[0].Name != "peer.message" {
+	if l := next(); len(l.Listed.Events) != 2 || l.Listed.Events[0].Name != "peer.message" || l.Listed.Events[1].Name != "agent.attention" {
 		t.Fatalf("listed: %+v", l.Listed)
 	}
 	id := next().Subscribed.ID
