@@ -30,6 +30,7 @@ import (
 	"sync"
 	"time"
 
+	"agentrelay/internal/keylock"
 	"agentrelay/internal/store"
 )
 
@@ -85,8 +86,8 @@ type Service struct {
 	log   *slog.Logger
 	crash func(string)
 
-	keys    locks // of requestIds and of replies
-	prompts locks // of agents: one prompt at a time
+	keys    keylock.Locks[string] // of requestIds and of replies
+	prompts keylock.Locks[string] // of agents: one prompt at a time
 	news    news
 
 	followers map[string]*follower // by host; fixed after New

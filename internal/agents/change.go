@@ -164,7 +164,7 @@ func (s *Service) RespondToPermission(ctx context.Context, who principal.Princip
 	if err != nil {
 		return RespondToPermissionOut{}, err
 	}
-	release, err := s.keys.acquire(ctx, "permission\x00"+in.HostID+"\x00"+in.AgentID+"\x00"+in.RequestID)
+	release, err := s.keys.Acquire(ctx, "permission\x00"+in.HostID+"\x00"+in.AgentID+"\x00"+in.RequestID)
 	if err != nil {
 		return RespondToPermissionOut{}, err
 	}

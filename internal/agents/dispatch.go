@@ -83,13 +83,13 @@ func (s *Service) dispatch(ctx context.Context, who principal.Principal, p plan)
 // meanwhile get the receipt of the first. It goes on when the caller leaves once
 // there is a receipt.
 func (s *Service) dispatchAlone(ctx context.Context, p plan) (Receipt, error) {
-	release, err := s.keys.acquire(ctx, p.owner+"\x00"+p.hostID+"\x00"+p.requestID)
+	release, err := s.keys.Acquire(ctx, p.owner+"\x00"+p.hostID+"\x00"+p.requestID)
 	if err != nil {
 		return Receipt{}, err
 	}
 	defer release()
 	if p.replyTo != "" {
-		unlock, err := s.keys.acquire(ctx, p.owner+"\x00"+p.hostID+"\x00\x00"+p.replyTo)
+		unlock, err := s.keys.Acquire(ctx, p.owner+"\x00"+p.hostID+"\x00\x00"+p.replyTo)
 		if err != nil {
 			return Receipt{}, err
 		}
@@ -129,7 +129,7 @@ func (s *Service) give(ctx context.Context, p plan, stored row, again bool) (Rec
 		return Receipt{}, err
 	}
 	if p.lock != "" {
-		unlock, err := s.prompts.acquire(ctx, p.lock)
+		unlock, err := s.prompts.Acquire(ctx, p.lock)
 		if err != nil {
 			return Receipt{}, err
 		}

@@ -14,7 +14,7 @@ import (
 // lookNow reads an agent, and with it what has become of its open dispatches. The
 // snapshot comes first, for it makes the daemon load nothing.
 func (f *follower) lookNow(ctx context.Context, agentID string) error {
-	release, err := f.looks.acquire(ctx, agentID)
+	release, err := f.looks.Acquire(ctx, agentID)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"agentrelay/internal/agents/paseo"
+	"agentrelay/internal/keylock"
 	"agentrelay/internal/store"
 )
 
@@ -37,7 +38,7 @@ type follower struct {
 
 	dirty chan struct{} // holds a token when the set of agents may have changed
 	slots chan struct{}
-	looks locks // of agents
+	looks keylock.Locks[string] // of agents
 
 	mu     sync.Mutex
 	passes uint64 // looks that were begun

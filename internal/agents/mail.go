@@ -144,8 +144,8 @@ func (f *follower) deliver(ctx context.Context, agentID string) error {
 	if err := f.findPrompts(ctx, agentID); err != nil {
 		return err
 	}
-	release, held := f.s.prompts.try(f.hostID + "\x00" + agentID)
-	if held != nil {
+	release, free := f.s.prompts.Try(f.hostID + "\x00" + agentID)
+	if !free {
 		f.hold(agentID, "The agent is being given a prompt.")
 		f.lookAfter(agentID, time.Second)
 		return nil

@@ -22,7 +22,7 @@ func (f *follower) keepWatch() {
 
 // rewatch reads whose events are wanted and has the daemon stream those.
 func (f *follower) rewatch(ctx context.Context) {
-	release, err := f.looks.acquire(ctx, "\x00watch")
+	release, err := f.looks.Acquire(ctx, "\x00watch")
 	if err != nil {
 		return
 	}

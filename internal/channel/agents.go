@@ -16,6 +16,7 @@ import (
 	"agentrelay/internal/callerid"
 	"agentrelay/internal/channel/capability"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/keylock"
 	"agentrelay/internal/principal"
 	"agentrelay/internal/store"
 )
@@ -62,7 +63,7 @@ type RemoteFiles interface {
 // Agents is the agents of all owners. It is safe for concurrent use.
 type Agents struct {
 	o      AgentsOptions
-	issues keyed
+	issues keylock.Locks[string]
 }
 
 // NewAgents returns the agents of a store.

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"agentrelay/internal/audit"
 	"agentrelay/internal/channel/capability"
@@ -25,7 +24,7 @@ import (
 // directory or file that isn't private is a [capability.UnsafeError].
 func (g *Agents) Issue(ctx context.Context, hostID, agentID string) (string, error) {
 	agentID, _ = capability.AgentID(agentID)
-	unlock, err := g.issues.lock(ctx, hostID+" "+agentID)
+	unlock, err := g.issues.Acquire(ctx, hostID+" "+agentID)
 	if err != nil {
 		return "", err
 	}
@@ -163,7 +162,7 @@ func (g *Agents) Deliver(ctx context.Context, hostID string) error {
 
 // forget removes our file of a revoked agent, after an issue that is under way.
 func (g *Agents) forget(ctx context.Context, hostID, agentID string) error {
-	unlock, err := g.issues.lock(ctx, hostID+" "+agentID)
+	unlock, err := g.issues.Acquire(ctx, hostID+" "+agentID)
 	if err != nil {
 		return err
 	}
@@ -176,44 +175,4 @@ func (g *Agents) forget(ctx context.Context, hostID, agentID string) error {
 		return err
 	}
 	return capability.Remove(dir, agentID)
-}
-
-// keyed is one lock a key. The zero value is ready.
-type keyed struct {
-	mu    sync.Mutex
-	locks map[string]*keyLock
-}
-
-type keyLock struct {
-	held  chan struct{} // has room for the holder
-	users int
-}
-
-// lock waits within ctx for the lock of a key.
-func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error) {
-	k.mu.Lock()
-	if k.locks == nil {
-		k.locks = map[string]*keyLock{}
-	}
-	l := k.locks[key]
-	if l == nil {
-		l = &keyLock{held: make(chan struct{}, 1)}
-		k.locks[key] = l
-	}
-	l.users++
-	k.mu.Unlock()
-	leave := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(k.locks, key)
-		}
-	}
-	select {
-	case l.held <- struct{}{}:
-		return func() { <-l.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
-	}
 }

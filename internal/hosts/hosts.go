@@ -60,8 +60,9 @@ type Status struct {
 	Since time.Time
 	// CheckedAt is when the host last answered, or was last found not to.
 	CheckedAt time.Time
-	// Reason says in one sentence for callers why the host is not Up; "" when it
-	// is. It names no path and no secret.
+	// Reason says in one sentence for callers why the host is not Up, or what can't
+	// be done there although it is, as without a worker; else "". It names no path
+	// and no secret.
 	Reason string
 	// Worker is the helper on the host; nil where there is none to speak of.
 	Worker *Worker

@@ -115,7 +115,7 @@ func (r request) checkRepeats(stored row) error {
 // beginAlone is beginNew for one call of a key at a time: those that come
 // meanwhile wait for it instead of asking the host and taking space too.
 func (s *Service) beginAlone(ctx context.Context, who principal.Principal, r request, prepare func(Host) (job, error)) (stored row, duplicate bool, err error) {
-	release, err := s.keys.acquire(ctx, key{who.Owner, r.hostID, r.requestID})
+	release, err := s.keys.Acquire(ctx, key{who.Owner, r.hostID, r.requestID})
 	if err != nil {
 		return row{}, false, err
 	}

@@ -34,6 +34,7 @@ import (
 
 	host "agentrelay/internal/direct/transfers"
 	"agentrelay/internal/fault"
+	"agentrelay/internal/keylock"
 	"agentrelay/internal/safedial"
 	"agentrelay/internal/store"
 )
@@ -149,7 +150,7 @@ type Service struct {
 	log     *slog.Logger
 
 	spool   *spool
-	keys    keys
+	keys    keylock.Locks[key] // one call at a time begins a transfer under a key
 	endings endings
 	jobs    jobs
 	streams streams
@@ -189,7 +190,6 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	if s.spool, err = openSpool(filepath.Join(o.Store.Dir(), spoolDir), s.limits.SpoolBytes, s.limits.SpoolPerOwner); err != nil {
 		return nil, err
 	}
-	s.keys = keys{held: map[key]chan struct{}{}}
 	s.endings = endings{of: map[string]int{}}
 	s.jobs = newJobs(s.limits.Jobs)
 	s.streams = newStreams(s.limits.PerTicket, s.limits.Downloads)

@@ -32,6 +32,7 @@ import (
 
 	"agentrelay/internal/direct"
 	"agentrelay/internal/direct/commands/record"
+	"agentrelay/internal/keylock"
 )
 
 // Options says what a [Service] works with. Host and StateDir are required.
@@ -102,7 +103,7 @@ type Service struct {
 	now        func() time.Time
 	log        *slog.Logger
 
-	keys       keyLocks
+	keys       keylock.Locks[string] // of records
 	tombstones tombstones
 	start      sync.Mutex // counts running commands and records one more
 	waits      chan struct{}
@@ -127,7 +128,7 @@ func New(o Options) (*Service, error) {
 	s := &Service{
 		host: o.Host, supervisor: o.Supervisor, limits: o.Limits.withDefaults(), now: o.Now, log: o.Log,
 		waits: make(chan struct{}, maxWaits), sweeps: make(chan struct{}, 1),
-		keys: keyLocks{held: map[string]*keyLock{}}, tombstones: tombstones{of: map[string]hour{}},
+		tombstones: tombstones{of: map[string]hour{}},
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -215,41 +216,5 @@ func (s *Service) watch(id string) {
 		s.root.Forget(id)
 	default:
 		s.log.Error("could not settle a command", "commandId", id, "error", err)
-	}
-}
-
-// keyLocks lets one call at a time work on a record.
-type keyLocks struct {
-	mu   sync.Mutex
-	held map[string]*keyLock
-}
-
-type keyLock struct {
-	place chan struct{}
-	users int
-}
-
-func (k *keyLocks) lock(ctx context.Context, id string) (unlock func(), err error) {
-	k.mu.Lock()
-	l := k.held[id]
-	if l == nil {
-		l = &keyLock{place: make(chan struct{}, 1)}
-		k.held[id] = l
-	}
-	l.users++
-	k.mu.Unlock()
-	leave := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(k.held, id)
-		}
-	}
-	select {
-	case l.place <- struct{}{}:
-		return func() { <-l.place; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
 	}
 }

@@ -56,7 +56,7 @@ func (s *Service) asked(ctx context.Context, who principal.Principal, in ReadDir
 		return record.Record{}, err
 	}
 	id := record.Name(who.Owner, *in.RequestID)
-	unlock, err := s.keys.lock(ctx, id) // a run of it that is under way here comes first
+	unlock, err := s.keys.Acquire(ctx, id) // a run of it that is under way here comes first
 	if err != nil {
 		return record.Record{}, err
 	}

@@ -49,7 +49,7 @@ func (s *Service) RunDirectCommand(ctx context.Context, who principal.Principal,
 // recorded finds or makes the record of a run, one call at a time.
 func (s *Service) recorded(ctx context.Context, who principal.Principal, c checked) (rec record.Record, duplicate bool, err error) {
 	id := record.Name(who.Owner, c.RequestID)
-	unlock, err := s.keys.lock(ctx, id)
+	unlock, err := s.keys.Acquire(ctx, id)
 	if err != nil {
 		return record.Record{}, false, err
 	}

@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"agentrelay/internal/direct"
+	"agentrelay/internal/keylock"
 )
 
 // Options says what a [Service] works with. Log and Now may be nil.
@@ -53,7 +54,10 @@ type Service struct {
 	now   func() time.Time
 	log   *slog.Logger
 
-	locks   locks
+	// locks has one for each directory in which something is being written (so that
+	// no spelling of a name and no overlap of projects gets round it) and one for
+	// each file with further links.
+	locks   keylock.Locks[direct.FileID]
 	results results
 
 	scanners sync.Pool

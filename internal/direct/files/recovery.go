@@ -176,7 +176,7 @@ func (s *Service) recoverOne(path string) error {
 	if inodeOf(info) != rec.Inode || !info.Mode().IsRegular() {
 		return errors.New("another file stands there now")
 	}
-	release, err := s.locks.acquire(context.Background(), direct.Identify(info)) // a slow file system may answer when writing goes on
+	release, err := s.locks.Acquire(context.Background(), direct.Identify(info)) // a slow file system may answer when writing goes on
 	if err != nil {
 		return err
 	}

@@ -1,50 +1,8 @@
 package agents
 
 import (
-	"context"
 	"sync"
 )
-
-// locks lets one call at a time do something under a name.
-type locks struct {
-	mu   sync.Mutex
-	held map[string]chan struct{} // closed on release
-}
-
-// acquire waits for a name. The caller must call release once.
-func (l *locks) acquire(ctx context.Context, name string) (release func(), err error) {
-	for {
-		if release, held := l.try(name); held == nil {
-			return release, nil
-		} else {
-			select {
-			case <-held:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-		}
-	}
-}
-
-// try takes a name that is free, else it returns what closes when it may be.
-func (l *locks) try(name string) (release func(), held chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if held := l.held[name]; held != nil {
-		return nil, held
-	}
-	mine := make(chan struct{})
-	if l.held == nil {
-		l.held = map[string]chan struct{}{}
-	}
-	l.held[name] = mine
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.held, name)
-		close(mine)
-	}, nil
-}
 
 // news tells waiting calls that something about a name has changed.
 type news struct {
